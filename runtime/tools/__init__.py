@@ -1,0 +1,1 @@
+"""Tools: what the model may call, what contains them, and who is asked."""

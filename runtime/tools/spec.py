@@ -1,0 +1,77 @@
+"""What a tool is: a typed Python function, its schema derived from its annotations, and what it may do.
+
+@tool(safe=True)
+def word_count(context: ToolContext, path: Annotated[str, Grounded.FILE]) -> str:
+    "Count the words of a file."
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from ..calls import CallId, ToolSchema
+from ..cancel import Cancel
+
+
+class Grounded(enum.StrEnum):
+    """Marks a parameter whose valid values are known: the grammar offers just those."""
+
+    FILE = "file"
+    FOLDER = "folder"
+
+
+class Policy(enum.StrEnum):
+    ALLOW = "allow"
+    ASK = "ask"
+    DENY = "deny"
+
+
+class ToolOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tool returns: text, or the file that holds an output too large to keep in memory.
+
+    With `file`, `content` is empty or a short line that goes before it (an exit status); the runtime takes the file.
+    """
+
+    content: str = ""
+    file: Path | None = None
+    is_error: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolContext:
+    """What a tool's body may use. `arrival_tokens` is the size over which a result would be stubbed."""
+
+    workspace: Any
+    cancel: Cancel
+    call_id: CallId
+    capture_folder: Path
+    arrival_tokens: int
+    count_tokens: Callable[[str], int]
+
+
+class ToolBody(Protocol):
+    """Runs a call whose arguments fit the schema. Raises ToolError for what the model should read."""
+
+    def __call__(self, context: ToolContext, arguments: Mapping[str, Any], /) -> ToolOutput: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A tool. `safe`: may run beside others. `writes`: changes something, so that it is asked for by default."""
+
+    schema: ToolSchema
+    body: ToolBody
+    safe: bool = False
+    writes: bool = False
+    policy: Policy = Policy.ALLOW
+    grounded: Mapping[str, Grounded] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.schema.name
