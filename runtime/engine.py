@@ -212,7 +212,7 @@ class Engine(Tokenizer, Protocol):
         """
 
     def score(self, sequence: SequenceId, tokens: TokenIds, *, given: TokenIds) -> list[float]:
-        """Return the log-probability of each of `tokens`, the first one after `given`. The sequence ends holding both."""
+        """Return the log-probability of each of `tokens`, the first one after `given`. It ends holding both."""
 
     def close(self) -> None:
         """Free the model. Closing twice does nothing."""
