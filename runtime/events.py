@@ -110,6 +110,7 @@ class SessionStart(msgspec.Struct, frozen=True, kw_only=True, tag="session/start
     log_format: int
     chapbook: str
     model_name: str
+    model_path: str
     fingerprint: str
     template_hash: str
     n_ctx: int
@@ -120,17 +121,13 @@ class SessionStart(msgspec.Struct, frozen=True, kw_only=True, tag="session/start
 
 
 class RequestHeader(msgspec.Struct, frozen=True, kw_only=True, tag="request/header"):
-    """The session prefix. With RESUME it adds no tokens: it records what drifted since the one in force.
-
-    `bos` says whether a beginning-of-sequence token that the template does not write stands first.
-    """
+    """The session prefix. With RESUME it adds no tokens: it records what drifted since the one in force."""
 
     reason: HeaderReason
     dialect: str
     chat_format: ChatFormat
     sections: tuple[PrefixSection, ...]
     tools: tuple[str, ...]
-    bos: bool = False
     drifted: tuple[SectionDrift, ...] = ()
     spans: tuple[Span, ...] = ()
 
