@@ -1,2 +1,42 @@
+# Everything runs in .venv, which .ci/bootstrap.py makes and keeps up to date. A newer Python: make run PYTHON=python3.12
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+# The demo: a question on a real file of this repository, answered by a 135M model. Another: make run TASK='...'
+MODEL ?= smollm2
+TASK ?= What is a chapbook? Answer in one sentence. @README.md:1-12
+
+.PHONY: help run test lint bench clean
+
+help:
+	@echo "make run     set up, then ask SmolLM2 a question about README.md"
+	@echo "make test    set up, then run every test"
+	@echo "make lint    set up, then ruff, mypy and import-linter"
+	@echo "make bench   set up, then measure speed against bare llama.cpp, and the kernels"
+	@echo "make clean   remove what tools left behind; .venv and the compiled llama.cpp stay"
+
+run:
+	@$(PYTHON) .ci/bootstrap.py llama
+	$(BIN)/chapbook run --model '$(MODEL)' '$(TASK)'
+
+test:
+	@$(PYTHON) .ci/bootstrap.py llama test
+	$(BIN)/pytest
+
 lint:
-	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports
+	@$(PYTHON) .ci/bootstrap.py lint test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy --strict .ci/bootstrap.py
+	$(BIN)/lint-imports
+
+bench:
+	@$(PYTHON) .ci/bootstrap.py llama bench
+	$(BIN)/chapbook bench speed
+	$(BIN)/pytest bench/
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks
+	find . -path ./.venv -prune -o -name __pycache__ -type d -print | xargs rm -rf
