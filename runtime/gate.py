@@ -1,0 +1,148 @@
+"""The one way of a tool's output into the window: counted, and put into the artifact store where it is too large.
+
+The decision is `compaction.arrival`'s; this module does the effects. The blob is on disk before any event cites it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..compaction.arrival import Arrival, plan_admission, stub_text
+from ..compaction.artifacts import ArtifactRef, ArtifactStore
+from ..kernels.errors import ArtifactError
+from .calls import LoggedCall
+from .tools.spec import ToolOutput
+
+MOST_BYTES_PER_TOKEN = 128
+"""No token of a known vocabulary is longer (runs of white space are the longest): more bytes than this for each
+token of the limit are over it without counting."""
+
+EDGE_BYTES = 4096
+"""How much of each end of a stored output is looked at for a stub's first and last lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """A call's output at the gate, and the limit that holds for it."""
+
+    call: LoggedCall
+    output: ToolOutput
+    limit_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """What enters the window for a call: the content as it is, or a stub with its artifact."""
+
+    content: str
+    is_error: bool
+    artifact: str | None
+    size_bytes: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """Admits the outputs of one step. `count` is exact near any threshold; `shown_path` is how a tool names a blob."""
+
+    store: ArtifactStore
+    count: Callable[[str], int]
+    shown_path: Callable[[ArtifactRef], str]
+    stub_limit_tokens: int = 300
+
+    def admit(self, offered: Sequence[Offered], *, left_tokens: int) -> tuple[Admitted, ...]:
+        """Decide over all the outputs of one step together. Never raises for an output: a store that cannot be
+        written becomes an error result with the size of what was lost to the window."""
+        arrivals = [self._measure(one) for one in offered]
+        whole = plan_admission(arrivals, left_tokens=left_tokens, stub_tokens=self.stub_limit_tokens)
+        return tuple(
+            self._enter(one, arrival) if enters else self._stub(one)
+            for one, arrival, enters in zip(offered, arrivals, whole, strict=True)
+        )
+
+    def _measure(self, offered: Offered) -> Arrival:
+        limit = offered.limit_tokens
+        size_bytes = _size_bytes(offered.output)
+        if offered.output.file is not None or size_bytes > limit * MOST_BYTES_PER_TOKEN:
+            return Arrival(tokens=limit + 1, limit_tokens=limit, over=True)
+        return Arrival(tokens=self.count(offered.output.content), limit_tokens=limit)
+
+    def _enter(self, offered: Offered, arrival: Arrival) -> Admitted:
+        output = offered.output
+        return Admitted(
+            content=output.content,
+            is_error=output.is_error,
+            artifact=None,
+            size_bytes=_size_bytes(output),
+            tokens=arrival.tokens,
+        )
+
+    def _stub(self, offered: Offered) -> Admitted:
+        output = offered.output
+        size_bytes = _size_bytes(output)
+        try:
+            ref = self._keep(output)
+        except ArtifactError as error:
+            content = f"{offered.call.name} gave {size_bytes:,} bytes: too large to show, and not stored: {error}"
+            return Admitted(
+                content=content, is_error=True, artifact=None, size_bytes=size_bytes, tokens=self.count(content)
+            )
+        head, tail, lines = _edges(ref.path)
+        content = stub_text(
+            tool=offered.call.name,
+            arguments=", ".join(f"{name}={value}" for name, value in offered.call.arguments.items()),
+            ref=ref,
+            shown_path=self.shown_path(ref),
+            lines=lines,
+            head=head,
+            tail=tail,
+        )
+        if output.file is not None and output.content:
+            content = f"{output.content}\n{content}"
+        return Admitted(
+            content=content,
+            is_error=output.is_error,
+            artifact=ref.sha256,
+            size_bytes=size_bytes,
+            tokens=self.count(content),
+        )
+
+    def _keep(self, output: ToolOutput) -> ArtifactRef:
+        if output.file is not None:
+            return self.store.adopt(output.file)
+        return self.store.put(output.content.encode("utf-8", "replace"))
+
+
+def _size_bytes(output: ToolOutput) -> int:
+    if output.file is None:
+        return len(output.content.encode("utf-8", "replace"))
+    try:
+        return output.file.stat().st_size
+    except OSError:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Edges:
+    head: list[str]
+    tail: list[str]
+    lines: int
+
+
+def _edges(path: Path) -> _Edges:
+    """Read the first and last lines of a blob and count its lines, without holding it in memory."""
+    lines = 0
+    with path.open("rb") as blob:
+        head = blob.read(EDGE_BYTES)
+        blob.seek(0)
+        last = b"\n"
+        while chunk := blob.read(1 << 20):
+            lines += chunk.count(b"\n")
+            last = chunk[-1:]
+        lines += last != b"\n"
+        blob.seek(-min(EDGE_BYTES, blob.tell()), os.SEEK_CUR)
+        tail = blob.read()
+    return _Edges(head.decode("utf-8", "replace").splitlines(), tail.decode("utf-8", "replace").splitlines(), lines)

@@ -1,0 +1,101 @@
+"""What a session tells its host while a turn runs: one value for each thing that happened, in order.
+
+The same values are the lines of ``chapbook run --json`` (msgspec JSON, the type under ``type``).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .calls import LoggedCall
+from .events import SessionId, StepUsage, TurnEndReason
+
+
+class SessionOpened(msgspec.Struct, frozen=True, kw_only=True, tag="session/open"):
+    session: SessionId
+    model_name: str
+    n_ctx: int
+    prefix_tokens: int
+    dialect: str
+    resumed: bool = False
+
+
+class TurnStarted(msgspec.Struct, frozen=True, kw_only=True, tag="turn/start"):
+    turn: int
+
+
+class StepStarted(msgspec.Struct, frozen=True, kw_only=True, tag="step/start"):
+    turn: int
+    step: int
+    window_tokens: int
+
+
+class PrefillProgressed(msgspec.Struct, frozen=True, kw_only=True, tag="prefill"):
+    """Between two batches of a prefill; handed to the host's `on_prefill`, since a sync is one call."""
+
+    evaluated_tokens: int
+    total_tokens: int
+    seconds: float
+
+
+class TextDelta(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
+    text: str
+
+
+class ReasoningDelta(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning"):
+    text: str
+
+
+class ToolStarted(msgspec.Struct, frozen=True, kw_only=True, tag="tool/call"):
+    """`by_runtime`: a mention, not the model."""
+
+    call: LoggedCall
+    by_runtime: bool = False
+
+
+class ToolFinished(msgspec.Struct, frozen=True, kw_only=True, tag="tool/result"):
+    """`content` is as the model reads it. `artifact` is set where it is a stub."""
+
+    call_id: str
+    name: str
+    content: str
+    is_error: bool
+    artifact: str | None
+    tokens: int
+    seconds: float
+
+
+class NoticeGiven(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):
+    producer: str
+    text: str
+
+
+class StepEnded(msgspec.Struct, frozen=True, kw_only=True, tag="step/end"):
+    turn: int
+    step: int
+    usage: StepUsage
+
+
+class TurnEnded(msgspec.Struct, frozen=True, kw_only=True, tag="turn/end"):
+    """`text` is what the agent said last; `detail` says why a turn that was not completed ended."""
+
+    turn: int
+    reason: TurnEndReason
+    rounds: int
+    text: str
+    detail: str = ""
+
+
+StreamEvent = (
+    SessionOpened
+    | TurnStarted
+    | StepStarted
+    | PrefillProgressed
+    | TextDelta
+    | ReasoningDelta
+    | ToolStarted
+    | ToolFinished
+    | NoticeGiven
+    | StepEnded
+    | TurnEnded
+)
