@@ -39,4 +39,4 @@ bench:
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks
-	find . -path ./.venv -prune -o -name __pycache__ -type d -print | xargs rm -rf
+	find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -118,7 +118,7 @@ def _stop(*_: object) -> NoReturn:
 
 def set_up(root: Path, *, extras: list[str], environment: Mapping[str, str]) -> None:
     """Bring `root/.venv` to hold chapbook with `extras`, beside those that it has. Raises SetupFailed."""
-    requirements = read_project(root, extras)
+    llama = check_checkout(root, extras)
     if is_current(root, wanted_setup(root, extras=extras, environment=environment)):
         return
     started = time.monotonic()
@@ -126,7 +126,7 @@ def set_up(root: Path, *, extras: list[str], environment: Mapping[str, str]) -> 
     with exclusive(cache / "setup.lock"):
         wanted = wanted_setup(root, extras=extras, environment=environment)
         if not is_current(root, wanted):
-            install(root, wanted, Pip(venv_python(root), cache, environment), llama=requirements["llama"])
+            install(root, wanted, Pip(venv_python(root), cache, environment), llama=llama)
             say(f"ready in {time.monotonic() - started:.0f} s: {root / '.venv'}")
 
 
@@ -143,8 +143,8 @@ def install(root: Path, wanted: Setup, pip: Pip, *, llama: str) -> None:
     stamp_file(root).write_text(json.dumps(wanted._asdict()), encoding="utf-8")
 
 
-def read_project(root: Path, extras: list[str]) -> dict[str, str]:
-    """Return the first requirement of each extra; refuse an unknown extra, and a checkout without its links."""
+def check_checkout(root: Path, extras: list[str]) -> str:
+    """Refuse an unknown extra, and a checkout without its links; return the requirement that names llama-cpp-python."""
     import tomllib  # noqa: PLC0415  an older Python must get as far as the refusal above
 
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -159,7 +159,7 @@ def read_project(root: Path, extras: list[str]) -> dict[str, str]:
             f"this checkout has lost its symbolic links ({links}: {', '.join(broken)}). "
             "Clone it with git onto a file system that has them: git clone -c core.symlinks=true ..."
         )
-    return {extra: requirements[0] for extra, requirements in known.items()}
+    return known["llama"][0]
 
 
 # What is set up
