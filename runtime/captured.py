@@ -1,0 +1,105 @@
+"""What was decoded for a session, held against the requests that the checker rebuilt from its log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..kernels.tokens import TokenIds
+from .checker import CheckProblem, Rebuilt, RebuiltRequest, first_difference
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodedBatch:
+    """What one `llama_decode` of the session's sequence was given: `tokens` at positions from `start` on.
+
+    It overwrites what stood from `start` on, so a rewind shows as a batch that starts below the end of the one before.
+    """
+
+    start: int
+    tokens: TokenIds
+
+
+def compare_with_captured(rebuilt: Rebuilt, captured: Sequence[DecodedBatch]) -> tuple[CheckProblem, ...]:
+    """Hold the requests of a log against everything that was decoded for its session, in order.
+
+    For each request there must be a moment, after the reply before it, at which the KV of the sequence held the
+    request exactly, followed by the decodes of its reply and nothing else. Decodes of a reply that was never logged
+    (a crash) are passed over, as they were dropped before the next request.
+    """
+    moments = _moments(rebuilt.window, captured)
+    problems: list[CheckProblem] = []
+    now = 0
+    for request in rebuilt.requests:
+        wanted, end = request.tokens.size, request.tokens.size + request.reply.size
+        ready = [index for index in range(now, len(moments)) if moments[index].is_head(wanted)]
+        reached = [_follow(moments, captured, index, end) for index in ready]
+        replied = next((index for index in reached if moments[index].held == end), None)
+        if replied is not None:
+            now = replied
+        elif reached:
+            now = max(reached, key=lambda index: moments[index].held)
+            problems.append(_other_reply(request, moments[now].held))
+        else:
+            problems.append(_never_held(request, moments[now:]))
+    return tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """After a decode: the KV held `held` tokens, of which the first `agreed` are those of the rebuilt window."""
+
+    held: int
+    agreed: int
+
+    def is_head(self, length: int) -> bool:
+        return self.held == length <= self.agreed
+
+
+def _moments(window: TokenIds, captured: Sequence[DecodedBatch]) -> list[_Moment]:
+    moments = [_Moment(0, 0)]
+    for batch in captured:
+        # The KV holds [0, start) as it was, then [start, end) from the batch. A batch that leaves a gap agrees nowhere.
+        end = batch.start + batch.tokens.size
+        agreed = min(moments[-1].agreed, batch.start)
+        if agreed == batch.start:
+            different = first_difference(batch.tokens, window[batch.start : end])
+            agreed = end if different is None else batch.start + different
+        moments.append(_Moment(end, agreed))
+    return moments
+
+
+def _follow(moments: Sequence[_Moment], captured: Sequence[DecodedBatch], ready: int, end: int) -> int:
+    """Return the last moment to which decodes that agree lead from moment `ready`, each where the one before ended."""
+    index = ready
+    # Moment i + 1 is the one after batch i.
+    while (
+        moments[index].held < end
+        and index < len(captured)
+        and captured[index].start == moments[index].held
+        and moments[index + 1].is_head(moments[index + 1].held)
+    ):
+        index += 1
+    return index
+
+
+def _never_held(request: RebuiltRequest, moments: Sequence[_Moment]) -> CheckProblem:
+    wanted = request.tokens.size
+    long_enough = (moment for moment in moments if moment.held >= wanted)
+    nearest = next(long_enough, max(moments, key=lambda moment: moment.held))
+    token = min(nearest.agreed, wanted)
+    return CheckProblem(
+        seq=request.seq,
+        token=token,
+        message=f"turn {request.turn}, step {request.step}: the request of {wanted} tokens was never held as it is; "
+        f"what was decoded agrees up to token {token}",
+    )
+
+
+def _other_reply(request: RebuiltRequest, agreed: int) -> CheckProblem:
+    return CheckProblem(
+        seq=request.seq,
+        token=agreed,
+        message=f"turn {request.turn}, step {request.step}: the reply of {request.reply.size} tokens is not what was "
+        f"decoded after the request of {request.tokens.size}: they agree up to token {agreed}",
+    )
