@@ -1,9 +1,4 @@
-"""What a tool is: a typed Python function, its schema derived from its annotations, and what it may do.
-
-@tool(safe=True)
-def word_count(context: ToolContext, path: Annotated[str, Grounded.FILE]) -> str:
-    "Count the words of a file."
-"""
+"""What a tool is: its schema, its body, and what it may do. `declare.tool` makes one of a typed function."""
 
 from __future__ import annotations
 
@@ -11,12 +6,15 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from ..calls import CallId, ToolSchema
 from ..cancel import Cancel
+
+if TYPE_CHECKING:
+    from .workspace import Workspace
 
 
 class Grounded(enum.StrEnum):
@@ -24,6 +22,7 @@ class Grounded(enum.StrEnum):
 
     FILE = "file"
     FOLDER = "folder"
+    PATH = "path"
 
 
 class Policy(enum.StrEnum):
@@ -47,7 +46,7 @@ class ToolOutput(msgspec.Struct, frozen=True, kw_only=True):
 class ToolContext:
     """What a tool's body may use. `arrival_tokens` is the size over which a result would be stubbed."""
 
-    workspace: Any
+    workspace: Workspace
     cancel: Cancel
     call_id: CallId
     capture_folder: Path

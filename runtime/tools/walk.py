@@ -1,0 +1,155 @@
+"""Walks the workspace in sorted order, honouring .gitignore, without following a link."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...kernels.errors import ChapbookError
+from .containment import is_git_folder, is_offerable
+from .workspace import ResolvedPath, Workspace
+
+if TYPE_CHECKING:
+    import pathspec
+
+ENTRY_LIMIT = 200_000
+DEPTH_LIMIT = 100
+IGNORE_FILE_LIMIT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeEntry:
+    """A regular file or a folder below the workspace. `ignored` ones are seen only if they were asked for."""
+
+    path: str
+    is_folder: bool
+    size_bytes: int
+    ignored: bool
+
+
+class IgnoreRules:
+    """The .gitignore files from the workspace down to one folder. The deepest rule that matches decides."""
+
+    def __init__(self, levels: tuple[tuple[str, pathspec.GitIgnoreSpec], ...] = ()) -> None:
+        self._levels = levels
+
+    def ignores(self, path: str, *, is_folder: bool) -> bool:
+        """Whether a path, relative to the workspace, is ignored; its parents are taken not to be."""
+        name = f"{path}/" if is_folder else path
+        for prefix, rules in reversed(self._levels):
+            verdict = rules.check_file(name[len(prefix) :]).include
+            if verdict is not None:
+                return verdict
+        return False
+
+    def below(self, workspace: Workspace, folder: str) -> IgnoreRules:
+        """Return the rules inside `folder`: these, and those of its own .gitignore."""
+        in_root = folder == "."
+        names = (".git/info/exclude", ".gitignore") if in_root else (f"{folder}/.gitignore",)
+        lines = [line for name in names for line in _read_lines(workspace, name)]
+        if not lines:
+            return self
+        import pathspec  # noqa: PLC0415 (heavy, and needed only where a .gitignore is)
+
+        level = ("" if in_root else f"{folder}/", pathspec.GitIgnoreSpec.from_lines(lines))
+        return IgnoreRules((*self._levels, level))
+
+
+class TreeWalk:
+    """The entries below `base`, depth first, sorted by name. Iterate once; the counters are final after that.
+
+    `.git`, the store, links and special files are passed over; ignored entries too, or with `show_ignored` they are
+    given but not entered. A `base` that is ignored itself is walked by its own rules: who names it wants it.
+    `complete`: neither ENTRY_LIMIT nor DEPTH_LIMIT cut it short. `unnameable` counts names that no call can hold.
+    """
+
+    def __init__(
+        self, workspace: Workspace, base: str = ".", *, max_depth: int = DEPTH_LIMIT, show_ignored: bool = False
+    ):
+        self.complete = True
+        self.unnameable = 0
+        self._workspace = workspace
+        self._base = base
+        self._max_depth = min(max_depth, DEPTH_LIMIT)
+        self._show_ignored = show_ignored
+        self._seen = 0
+
+    def __iter__(self) -> Iterator[TreeEntry]:
+        pending = [(iter(self._children(self._base, rules_of_folder(self._workspace, self._base))), 1)]
+        while pending:
+            children, depth = pending[-1]
+            child = next(children, None)
+            if child is None:
+                pending.pop()
+                continue
+            entry, rules = child
+            yield entry
+            if not entry.is_folder or entry.ignored:
+                continue
+            if depth < self._max_depth:
+                inner = rules.below(self._workspace, entry.path)
+                pending.append((iter(self._children(entry.path, inner)), depth + 1))
+            elif depth == DEPTH_LIMIT:
+                self.complete = False
+
+    def _children(self, folder: str, rules: IgnoreRules) -> list[tuple[TreeEntry, IgnoreRules]]:
+        """Return the entries of one folder, sorted; none where it went away or may not be read."""
+        resolved = ResolvedPath(folder, self._workspace.root / folder)
+        children = []
+        try:
+            with self._workspace.open_folder(resolved) as handle, os.scandir(handle) as found:
+                for item in found:
+                    self._seen += 1
+                    if self._seen > ENTRY_LIMIT:
+                        self.complete = False
+                        break
+                    entry = self._entry(folder, item, rules)
+                    if entry is not None:
+                        children.append((entry, rules))
+        except OSError:
+            return []
+        return sorted(children, key=lambda child: posixpath.basename(child[0].path))
+
+    def _entry(self, folder: str, item: os.DirEntry[str], rules: IgnoreRules) -> TreeEntry | None:
+        path = item.name if folder == "." else f"{folder}/{item.name}"
+        if not is_offerable(path):
+            self.unnameable += 1
+            return None
+        try:
+            is_folder = item.is_dir(follow_symlinks=False)
+            if is_git_folder(item.name) or not (is_folder or item.is_file(follow_symlinks=False)):
+                return None
+            size_bytes = 0 if is_folder else item.stat(follow_symlinks=False).st_size
+        except OSError:
+            return None
+        if is_folder and self._workspace.store_folder == self._workspace.root / path:
+            return None
+        ignored = rules.ignores(path, is_folder=is_folder)
+        if ignored and not self._show_ignored:
+            return None
+        return TreeEntry(path=path, is_folder=is_folder, size_bytes=size_bytes, ignored=ignored)
+
+
+def rules_of_folder(workspace: Workspace, folder: str) -> IgnoreRules:
+    """Return the rules that hold inside `folder`, those of its parents included unless they ignore it."""
+    rules = IgnoreRules().below(workspace, ".")
+    if folder == ".":
+        return rules
+    parts = folder.split("/")
+    for depth in range(1, len(parts) + 1):
+        ancestor = "/".join(parts[:depth])
+        if rules.ignores(ancestor, is_folder=True):
+            rules = IgnoreRules()
+        rules = rules.below(workspace, ancestor)
+    return rules
+
+
+def _read_lines(workspace: Workspace, path: str) -> list[str]:
+    try:
+        with workspace.open_file(path) as file:
+            return file.read(IGNORE_FILE_LIMIT_BYTES).decode(errors="replace").splitlines()
+    except (ChapbookError, OSError):
+        return []
