@@ -1,0 +1,239 @@
+"""Reading a session's two files: every line checked against its chain, every span against ``tokens.i32``.
+
+A reader needs no lock. It takes the size of the log first and reads the tokens after, and tokens are written before
+the event that cites them, so that what it sees is a state that the log has been in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import xxhash
+
+from ..kernels.errors import LogDamaged, LogError, UnknownEvent
+from ..kernels.tokens import TOKEN_BYTES, TokenIds, decode_tokens
+from .events import Event, Logged, Span
+from .log_format import FIRST_CHAIN, decode_line, stated_chain
+
+LOG_NAME = "log.jsonl"
+TOKENS_NAME = "tokens.i32"
+
+
+class LogScan(msgspec.Struct, frozen=True, kw_only=True):
+    """The lines of a log up to the first that cannot be used, `fault` being why.
+
+    [0, `end_bytes`) of the log holds `events`, [0, `cited_tokens`) of the tokens all that they cite; `log_bytes` and
+    `token_bytes` are the sizes of the files. `torn`: the fault is in the last line, as a crash leaves it.
+    """
+
+    events: tuple[Logged, ...]
+    chain: str
+    end_bytes: int
+    log_bytes: int
+    cited_tokens: int
+    token_bytes: int
+    fault: LogDamaged | UnknownEvent | None = None
+    torn: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogContents:
+    """A log as a reader sees it. `torn_bytes` of an unfinished last line are left out."""
+
+    events: tuple[Logged, ...]
+    tokens: TokenIds
+    torn_bytes: int
+
+    def span(self, span: Span) -> TokenIds:
+        """Return the ids that `span` cites."""
+        return self.tokens[span.offset : span.offset + span.length]
+
+
+class LogProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is not as it was written. `line` counts from 1."""
+
+    line: int
+    text: str
+
+
+class LogVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What `verify_log` found. `orphan_bytes` at the end of ``tokens.i32`` are cited by no event: no problem, but the
+    mark of an append that did not come to its end."""
+
+    events: int
+    cited_tokens: int
+    orphan_bytes: int
+    problems: tuple[LogProblem, ...]
+
+    @property
+    def intact(self) -> bool:
+        """Whether every line and every cited token is what was written."""
+        return not self.problems
+
+
+class _Line(msgspec.Struct, frozen=True):
+    number: int
+    end_bytes: int
+    chain: str
+    logged: Logged | None
+    cited_tokens: int
+    fault: LogDamaged | UnknownEvent | None
+
+
+class _Files(msgspec.Struct, frozen=True):
+    log: BinaryIO
+    log_bytes: int
+    tokens: bytes
+    path: Path
+
+
+def scan_log(folder: Path) -> LogScan:
+    """Read a session's files up to the first fault. Raises LogError where there is no log, or it cannot be read."""
+    events: list[Logged] = []
+    chain, end_bytes, cited_tokens, fault, torn = FIRST_CHAIN, 0, 0, None, False
+    with _open_files(folder) as files:
+        for line in _lines(files):
+            if line.fault is not None or line.logged is None:
+                fault = line.fault
+                torn = isinstance(fault, LogDamaged) and line.end_bytes == files.log_bytes
+                break
+            events.append(line.logged)
+            chain, end_bytes, cited_tokens = line.chain, line.end_bytes, max(cited_tokens, line.cited_tokens)
+    return LogScan(
+        events=tuple(events),
+        chain=chain,
+        end_bytes=end_bytes,
+        log_bytes=files.log_bytes,
+        cited_tokens=cited_tokens,
+        token_bytes=len(files.tokens),
+        fault=fault,
+        torn=torn,
+    )
+
+
+def read_log(folder: Path) -> LogContents:
+    """Read a session's log, which another process may be writing to.
+
+    Raises LogDamaged and UnknownEvent with the line, LogError where there is no log.
+    """
+    scan = scan_log(folder)
+    if scan.fault is not None and not scan.torn:
+        raise scan.fault
+    return LogContents(
+        events=scan.events,
+        tokens=read_tokens(folder, scan.cited_tokens),
+        torn_bytes=scan.log_bytes - scan.end_bytes,
+    )
+
+
+def read_tokens(folder: Path, count: int) -> TokenIds:
+    """Return the first `count` ids of a session's ``tokens.i32``."""
+    return decode_tokens(_read_tokens_file(folder)[: count * TOKEN_BYTES])
+
+
+def verify_log(folder: Path) -> LogVerdict:
+    """Check every line of a session's log, past the first fault too. A torn last line is a problem like any other.
+
+    Raises LogError where there is no log, or it cannot be read.
+    """
+    problems: list[LogProblem] = []
+    events, cited_tokens = 0, 0
+    with _open_files(folder) as files:
+        for line in _lines(files):
+            events += 1
+            cited_tokens = max(cited_tokens, line.cited_tokens)
+            if line.fault is not None:
+                problems.append(LogProblem(line=line.number, text=str(line.fault)))
+    return LogVerdict(
+        events=events,
+        cited_tokens=cited_tokens,
+        orphan_bytes=max(0, len(files.tokens) - cited_tokens * TOKEN_BYTES),
+        problems=tuple(problems),
+    )
+
+
+def spans_of(event: Event) -> tuple[Span, ...]:
+    """Return the spans that an event cites; an event that was passed over cites none."""
+    return getattr(event, "spans", ())
+
+
+@contextmanager
+def _open_files(folder: Path) -> Iterator[_Files]:
+    path = folder / LOG_NAME
+    try:
+        with path.open("rb") as log:
+            size = log.seek(0, 2)
+            log.seek(0)
+            yield _Files(log, size, _read_tokens_file(folder), path)
+    except FileNotFoundError as error:
+        raise LogError(f"there is no session log at {path}", path=path) from error
+    except OSError as error:
+        raise LogError(f"the session log {path} cannot be read: {error.strerror or error}", path=path) from error
+
+
+def _read_tokens_file(folder: Path) -> bytes:
+    try:
+        return (folder / TOKENS_NAME).read_bytes()
+    except FileNotFoundError:
+        # Not an error by itself: the first line that cites a token will say what is missing.
+        return b""
+    except OSError as error:
+        path = folder / TOKENS_NAME
+        raise LogError(f"the tokens {path} cannot be read: {error.strerror or error}", path=path) from error
+
+
+def _lines(files: _Files) -> Iterator[_Line]:
+    """Give every line. After a fault it goes on from the chain and the number that the faulty line states."""
+    seq, chain, end = 0, FIRST_CHAIN, 0
+    tokens = memoryview(files.tokens)
+    for number, raw in enumerate(files.log, start=1):
+        line = raw if end + len(raw) <= files.log_bytes else raw[: files.log_bytes - end]
+        if not line:
+            return
+        end += len(line)
+        logged, cited, fault = None, 0, None
+        try:
+            decoded = decode_line(line, number=number, previous_chain=chain, path=files.path)
+            logged, chain = decoded.logged, decoded.chain
+            if logged.seq != seq:
+                found, seq = logged.seq, logged.seq
+                raise LogDamaged(
+                    f"line {number} of {files.path} carries the number {found}, {seq} was due",
+                    path=files.path,
+                    line=number,
+                )
+            cited = _check_spans(logged.event, tokens, number, files.path)
+        except (LogDamaged, UnknownEvent) as error:
+            fault = error
+            chain = stated_chain(line) or chain
+        seq += 1
+        yield _Line(number, end, chain, logged, cited, fault)
+
+
+def _check_spans(event: Event, tokens: memoryview, number: int, path: Path) -> int:
+    """Return the end of the last token that `event` cites."""
+    cited = 0
+    for span in spans_of(event):
+        # The span is [offset, offset + length) in tokens, so [start, end) in bytes.
+        start, end = span.offset * TOKEN_BYTES, (span.offset + span.length) * TOKEN_BYTES
+        if not 0 <= start <= end <= len(tokens):
+            raise LogDamaged(
+                f"line {number} of {path} cites the tokens [{span.offset}, {span.offset + span.length}), but "
+                f"{TOKENS_NAME} ends at {len(tokens) // TOKEN_BYTES}",
+                path=path,
+                line=number,
+            )
+        if xxhash.xxh3_64_hexdigest(tokens[start:end]) != span.xxh3:
+            raise LogDamaged(
+                f"line {number} of {path} cites the tokens [{span.offset}, {span.offset + span.length}), but "
+                f"those in {TOKENS_NAME} are not the ones that were written",
+                path=path,
+                line=number,
+            )
+        cited = max(cited, span.offset + span.length)
+    return cited
