@@ -1,0 +1,104 @@
+"""The lower bound of a step: what must be evaluated, whatever was kept, as the logs of a store tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..kernels.prefix import common_prefix_length
+from ..kernels.tokens import NO_TOKENS, TOKEN_BYTES, TokenIds, concat_tokens, decode_tokens
+from .engine import SyncReport
+
+READ_TOKENS = 4096
+"""How much of another session is read at a time: most part ways with this one at their first message."""
+
+
+class BoundAccount:
+    """What requests of this session and of others were, to tell what of a new one none of them holds.
+
+    `others` are the `tokens.i32` of sessions with the same model fingerprint. A session's file up to its end counts as
+    a request and its reply; what a session that stopped had appended and not yet asked about counts with it. A file
+    that is missing or cannot be read holds nothing.
+    """
+
+    def __init__(self, others: Iterable[Path] = ()) -> None:
+        self._others = [_OtherSession(path) for path in others]
+        self._runs: list[TokenIds] = []
+        self._last = NO_TOKENS
+
+    def add(self, request: TokenIds, *, reply: TokenIds) -> None:
+        """Take in a request of this session and its reply, as far as it was generated."""
+        run = concat_tokens((request, reply))
+        if any(common_prefix_length(run, known) == len(run) for known in self._runs):
+            return
+        self._runs = [known for known in self._runs if common_prefix_length(run, known) < len(known)]
+        self._runs.append(run)
+
+    def bound(self, request: TokenIds) -> int:
+        """Return the tokens of `request`, shape (n,), that no earlier request and its reply begins with."""
+        unchanged = common_prefix_length(request, self._last)
+        own = max((common_prefix_length(request, run) for run in self._runs), default=0)
+        others = max((other.shared_with(request, unchanged=unchanged) for other in self._others), default=0)
+        self._last = request
+        return len(request) - max(own, others)
+
+    def check_integrity(self) -> None:
+        """Assert that no run is kept that another one begins with."""
+        for index, run in enumerate(self._runs):
+            for other in self._runs[index + 1 :]:
+                assert common_prefix_length(run, other) < min(len(run), len(other))
+
+
+@dataclass(slots=True)
+class _OtherSession:
+    """Another session's tokens, and how many of them the last request began with.
+
+    The file is opened only as long as it is read: a store has more sessions than a process may open files.
+    """
+
+    path: Path
+    shared: int = 0
+    parted: bool = False
+
+    def shared_with(self, request: TokenIds, *, unchanged: int) -> int:
+        """Return how many tokens of `request` this session begins with.
+
+        `unchanged` is how many of them are those of the last request. A file only grows, so that where they parted
+        before that, they still do.
+        """
+        if self.parted and self.shared < unchanged:
+            return self.shared
+        self.shared = min(self.shared, unchanged)
+        self.parted = False
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.shared * TOKEN_BYTES)
+                while self.shared < len(request):
+                    data = file.read(READ_TOKENS * TOKEN_BYTES)
+                    # A writer may be in the middle of a token: whole ones only.
+                    run = decode_tokens(data[: len(data) // TOKEN_BYTES * TOKEN_BYTES])
+                    if not len(run):
+                        break
+                    # [shared, shared + len(run)) of the request against what was read.
+                    wanted = request[self.shared : self.shared + len(run)]
+                    same = common_prefix_length(wanted, run)
+                    self.shared += same
+                    if same < len(wanted):
+                        self.parted = True
+                        break
+        except OSError:
+            self.shared = 0
+        return self.shared
+
+
+def explain_difference(report: SyncReport, bound: int) -> str:
+    """Return why a sync evaluated another number of tokens than the bound, and nothing where it did not."""
+    more = report.evaluated - bound
+    if more == 0:
+        return ""
+    if report.cancelled:
+        return f"cancelled after {report.evaluated} of at least {bound} tokens"
+    if more < 0:
+        return f"{-more} fewer than the bound: the engine held more than the log knows of"
+    return f"{more} more than the bound: {report.reason or 'what an earlier request held is no longer resident'}"
