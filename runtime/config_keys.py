@@ -7,7 +7,6 @@ text "auto" sets it back to that. `docs/config.md` explains each key, and a test
 from __future__ import annotations
 
 import functools
-import math
 import types
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -157,8 +156,7 @@ def read_value(key: Key, value: object) -> Any:
     except msgspec.ValidationError as error:
         inside = f" ({error})" if "$" in str(error) else ""
         raise ValueError(f"expected {key.expected}{inside}, found {shown(value)}") from None
-    is_number = isinstance(read, float)
-    if (is_number and not math.isfinite(read)) or (key.name == "instructions" and not _lies_inside(read)):
+    if key.name == "instructions" and not _lies_inside(read):
         raise ValueError(f"expected {key.expected}, found {shown(value)}")
     return read
 
