@@ -103,19 +103,17 @@ class PieceSplitter:
 
     def pieces(self, text: str) -> tuple[str, ...]:
         """Return pieces that concatenate to `text`; none holds a marker or a long run."""
-        uncut = self._cut_markers(text)
-        return tuple(piece for part in uncut for piece in split_long_runs(part, limit=self._run_limit_chars))
+        parts = split_long_runs(text, limit=self._run_limit_chars)
+        return parts if self._first_chars is None else tuple(piece for part in parts for piece in self._cut(part))
 
-    def _cut_markers(self, text: str) -> list[str]:
-        if self._first_chars is None:
-            return [text]
+    def _cut(self, text: str) -> list[str]:
+        starts = self._first_chars.finditer(text) if self._first_chars else ()
         cuts = [
-            match.start() + 1
-            for match in self._first_chars.finditer(text)
-            if any(text[match.start() : match.start() + length] in self._markers for length in self._lengths)
+            found.start() + 1
+            for found in starts
+            if any(text[found.start() : found.start() + length] in self._markers for length in self._lengths)
         ]
-        bounds = [0, *cuts, len(text)]
-        return [text[start:end] for start, end in pairwise(bounds)]
+        return [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
 
 
 def _may_hold_long_run(text: str, limit: int) -> bool:
