@@ -67,7 +67,11 @@ class WorkspaceError(UsageError):
 
 
 class SessionNotFound(UsageError):
-    """No session of that id in the store."""
+    """No session of that id in the store, or several. `choices` are the ids that could be meant, newest first."""
+
+    def __init__(self, message: str, *, choices: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.choices = choices
 
 
 class ModelError(UsageError):
