@@ -30,7 +30,13 @@ def tool(function: Callable[..., str | ToolOutput], /) -> Tool: ...
 
 @overload
 def tool(
-    *, name: str = "", description: str = "", safe: bool = False, writes: bool = False, policy: Policy | None = None
+    *,
+    name: str = "",
+    description: str = "",
+    safe: bool = False,
+    writes: bool = False,
+    policy: Policy | None = None,
+    timeout_s: float = 120.0,
 ) -> Callable[[Callable[..., str | ToolOutput]], Tool]: ...
 
 
@@ -43,6 +49,7 @@ def tool(
     safe: bool = False,
     writes: bool = False,
     policy: Policy | None = None,
+    timeout_s: float = 120.0,
 ) -> Tool | Callable[[Callable[..., str | ToolOutput]], Tool]:
     """Make a tool of a function that returns text or a ToolOutput; bare or with options.
 
@@ -53,36 +60,29 @@ def tool(
     """
 
     def declare(body: Callable[..., str | ToolOutput]) -> Tool:
-        return _declare(body, name=name, description=description, safe=safe, writes=writes, policy=policy)
+        signature, schema = _described(body, name or getattr(body, "__name__", ""), description)
+        return Tool(
+            schema=schema,
+            body=_Body(schema.name, body, signature.arguments, signature.takes_context),
+            safe=safe,
+            writes=writes,
+            policy=policy or (Policy.ASK if writes else Policy.ALLOW),
+            timeout_s=timeout_s,
+            grounded=signature.grounded,
+        )
 
     return declare if function is None else declare(function)
 
 
-def _declare(
-    function: Callable[..., str | ToolOutput],
-    *,
-    name: str,
-    description: str,
-    safe: bool,
-    writes: bool,
-    policy: Policy | None,
-) -> Tool:
-    name = name or getattr(function, "__name__", "")
+def _described(function: Callable[..., str | ToolOutput], name: str, description: str) -> tuple[_Signature, ToolSchema]:
     if not TOOL_NAME.fullmatch(name):
         raise UsageError(f"{name!r} cannot name a tool: 1 to 64 of the characters a-z, A-Z, 0-9, _ and -")
     description = description or _first_paragraph(function)
     if not description:
         raise _unfit(name, "it has no docstring; its first paragraph is what the model is told")
     signature = _read_signature(function, name)
-    schema = ToolSchema(name=name, description=description, parameters=_parameter_schema(signature.arguments, name))
-    return Tool(
-        schema=schema,
-        body=_Body(name, function, signature.arguments, signature.takes_context),
-        safe=safe,
-        writes=writes,
-        policy=policy or (Policy.ASK if writes else Policy.ALLOW),
-        grounded=signature.grounded,
-    )
+    parameters = _parameter_schema(signature.arguments, name)
+    return signature, ToolSchema(name=name, description=description, parameters=parameters)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,13 +62,17 @@ class ToolBody(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A tool. `safe`: may run beside others. `writes`: changes something, so that it is asked for by default."""
+    """A tool. `safe`: may run beside others. `writes`: changes something, so that it is asked for by default.
+
+    `timeout_s` is when the runtime gives a body up; one that has a limit of its own declares a longer one here.
+    """
 
     schema: ToolSchema
     body: ToolBody
     safe: bool = False
     writes: bool = False
     policy: Policy = Policy.ALLOW
+    timeout_s: float = 120.0
     grounded: Mapping[str, Grounded] = field(default_factory=dict)
 
     @property

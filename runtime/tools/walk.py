@@ -133,6 +133,30 @@ class TreeWalk:
         return TreeEntry(path=path, is_folder=is_folder, size_bytes=size_bytes, ignored=ignored)
 
 
+class IgnoreCheck:
+    """Says of files found otherwise below `base` whether a TreeWalk from there would have passed them over."""
+
+    def __init__(self, workspace: Workspace, base: str) -> None:
+        self._workspace = workspace
+        self._base = base
+        self._rules: dict[str, IgnoreRules | None] = {base: rules_of_folder(workspace, base)}
+
+    def ignores_file(self, path: str) -> bool:
+        """Whether the file or a folder above it, up to `base`, is ignored, or lies deeper than a walk goes."""
+        if path.count("/") >= DEPTH_LIMIT:
+            return True
+        rules = self._rules_in(posixpath.dirname(path) or ".")
+        return rules is None or rules.ignores(path, is_folder=False)
+
+    def _rules_in(self, folder: str) -> IgnoreRules | None:
+        """Return the rules inside `folder`; None where it is ignored itself."""
+        if folder not in self._rules:
+            outer = self._rules_in(posixpath.dirname(folder) or ".")
+            ignored = outer is None or outer.ignores(folder, is_folder=True)
+            self._rules[folder] = None if ignored or outer is None else outer.below(self._workspace, folder)
+        return self._rules[folder]
+
+
 def rules_of_folder(workspace: Workspace, folder: str) -> IgnoreRules:
     """Return the rules that hold inside `folder`, those of its parents included unless they ignore it."""
     rules = IgnoreRules().below(workspace, ".")
