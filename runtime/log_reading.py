@@ -81,7 +81,7 @@ class _Line(msgspec.Struct, frozen=True):
     end_bytes: int
     chain: str
     logged: Logged | None
-    cited_tokens: int
+    cited_tokens: int | None
     fault: LogDamaged | UnknownEvent | None
 
 
@@ -103,7 +103,7 @@ def scan_log(folder: Path) -> LogScan:
                 torn = isinstance(fault, LogDamaged) and line.end_bytes == files.log_bytes
                 break
             events.append(line.logged)
-            chain, end_bytes, cited_tokens = line.chain, line.end_bytes, max(cited_tokens, line.cited_tokens)
+            chain, end_bytes, cited_tokens = line.chain, line.end_bytes, line.cited_tokens or 0
     return LogScan(
         events=tuple(events),
         chain=chain,
@@ -146,7 +146,7 @@ def verify_log(folder: Path) -> LogVerdict:
     with _open_files(folder) as files:
         for line in _lines(files):
             events += 1
-            cited_tokens = max(cited_tokens, line.cited_tokens)
+            cited_tokens = line.cited_tokens or cited_tokens
             if line.fault is not None:
                 problems.append(LogProblem(line=line.number, text=str(line.fault)))
     return LogVerdict(
@@ -188,52 +188,51 @@ def _read_tokens_file(folder: Path) -> bytes:
 
 
 def _lines(files: _Files) -> Iterator[_Line]:
-    """Give every line. After a fault it goes on from the chain and the number that the faulty line states."""
+    """Give every line. After a fault it goes on from the chain, the number and the offset that are stated next."""
     seq, chain, end = 0, FIRST_CHAIN, 0
+    cited: int | None = 0
     tokens = memoryview(files.tokens)
     for number, raw in enumerate(files.log, start=1):
         line = raw if end + len(raw) <= files.log_bytes else raw[: files.log_bytes - end]
         if not line:
             return
         end += len(line)
-        logged, cited, fault = None, 0, None
+        logged, fault = None, None
         try:
             decoded = decode_line(line, number=number, previous_chain=chain, path=files.path)
             logged, chain = decoded.logged, decoded.chain
-            if logged.seq != seq:
-                found, seq = logged.seq, logged.seq
+            due, seq = seq, logged.seq
+            if seq != due:
                 raise LogDamaged(
-                    f"line {number} of {files.path} carries the number {found}, {seq} was due",
+                    f"line {number} of {files.path} carries the number {seq}, {due} was due",
                     path=files.path,
                     line=number,
                 )
-            cited = _check_spans(logged.event, tokens, number, files.path)
+            problem = _span_problem(logged.event, tokens, cited)
+            if problem:
+                raise LogDamaged(f"line {number} of {files.path} cites {problem}", path=files.path, line=number)
+            spans = spans_of(logged.event)
+            cited = spans[-1].offset + spans[-1].length if spans else cited
         except (LogDamaged, UnknownEvent) as error:
             fault = error
             chain = stated_chain(line) or chain
+            cited = None
         seq += 1
         yield _Line(number, end, chain, logged, cited, fault)
 
 
-def _check_spans(event: Event, tokens: memoryview, number: int, path: Path) -> int:
-    """Return the end of the last token that `event` cites."""
-    cited = 0
+def _span_problem(event: Event, tokens: memoryview, cited: int | None) -> str:
+    """Return what is wrong with the spans of `event`: each must start where the one before it ended, at `cited`
+    (None: not known), so that every token that is cited is covered by a hash once."""
     for span in spans_of(event):
         # The span is [offset, offset + length) in tokens, so [start, end) in bytes.
         start, end = span.offset * TOKEN_BYTES, (span.offset + span.length) * TOKEN_BYTES
+        run = f"the tokens [{span.offset}, {span.offset + span.length}), but"
         if not 0 <= start <= end <= len(tokens):
-            raise LogDamaged(
-                f"line {number} of {path} cites the tokens [{span.offset}, {span.offset + span.length}), but "
-                f"{TOKENS_NAME} ends at {len(tokens) // TOKEN_BYTES}",
-                path=path,
-                line=number,
-            )
+            return f"{run} {TOKENS_NAME} ends at {len(tokens) // TOKEN_BYTES}"
+        if cited is not None and span.offset != cited:
+            return f"{run} the last span before them ends at {cited}"
         if xxhash.xxh3_64_hexdigest(tokens[start:end]) != span.xxh3:
-            raise LogDamaged(
-                f"line {number} of {path} cites the tokens [{span.offset}, {span.offset + span.length}), but "
-                f"those in {TOKENS_NAME} are not the ones that were written",
-                path=path,
-                line=number,
-            )
-        cited = max(cited, span.offset + span.length)
-    return cited
+            return f"{run} those in {TOKENS_NAME} are not the ones that were written"
+        cited = span.offset + span.length
+    return ""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -73,6 +73,7 @@ class _LogEnd(msgspec.Struct, frozen=True):
     seq: Seq
     chain: str
     size_bytes: int
+    cited_tokens: int
 
 
 @dataclass(slots=True)
@@ -85,7 +86,7 @@ class _AppendFile:
     unsettled: bool = False
 
     def append(self, data: bytes, *, at_bytes: int) -> None:
-        """Write `data` at the end, which is `at_bytes`. Raises OSError with nothing of it left, else _Uncertain."""
+        """Write `data` at the end, which is `at_bytes`. Raises OSError with nothing of it left, or _Uncertain."""
         if self.unsettled:
             self.cut(at_bytes)
         found = os.fstat(self.file.fileno())
@@ -127,7 +128,7 @@ class SessionLog:
         self.folder = folder
         self._lock, self._clock, self._flush = lock, clock, flush
         self._guard = threading.RLock()
-        self._end = _LogEnd(Seq(len(scan.events)), scan.chain, scan.end_bytes)
+        self._end = _LogEnd(Seq(len(scan.events)), scan.chain, scan.end_bytes, scan.cited_tokens)
         self._token_count = scan.cited_tokens
         self._log, self._tokens = _open_for_append(folder / LOG_NAME), _open_for_append(folder / TOKENS_NAME)
         self._closed_for = ""
@@ -213,13 +214,14 @@ class SessionLog:
     def append(self, event: Event, *, durable: bool = False) -> Logged:
         """Write one event and return it as a reader will read it. With `durable` it is on the disk on return.
 
-        Raises LogWriteFailed, and then the log is as it was: the same append may be tried again. Where that is not
-        certain (a flush failed, a part could not be taken back), every further append is refused until the log has
-        been closed and opened again.
+        Its spans must be the runs that `append_tokens` returned since the last event, in order.
+
+        Raises LogWriteFailed, and then the log is as it was after the last event: the append may be tried again, its
+        tokens first. Where that is not certain (a flush failed, a part could not be taken back), every further append
+        is refused until the log has been closed and opened again.
         """
-        with self._guard:
-            self._require_open()
-            self._require_tokens(event)
+        with self._guard, self._all_or_nothing():
+            self._require_its_tokens(event)
             end = self._end
             try:
                 encoded = encode_line(event, seq=end.seq, time=self._clock(), previous_chain=end.chain)
@@ -228,14 +230,17 @@ class SessionLog:
             self._write(self._log, encoded.line, at_bytes=end.size_bytes)
             if durable:
                 self._flush_both()
-            self._end = _LogEnd(Seq(end.seq + 1), encoded.chain, end.size_bytes + len(encoded.line))
+            size_bytes = end.size_bytes + len(encoded.line)
+            self._end = _LogEnd(Seq(end.seq + 1), encoded.chain, size_bytes, self._token_count)
             self._log.unsettled = False
             return encoded.logged
 
     def append_tokens(self, kind: SegmentKind, tokens: TokenIds) -> Span:
-        """Write a run of ids and return the span for the event that will cite it. Raises LogWriteFailed as `append`."""
-        with self._guard:
-            self._require_open()
+        """Write a run of ids and return the span for the event that is appended next.
+
+        Raises LogWriteFailed as `append` does: the other runs of that event are taken back too.
+        """
+        with self._guard, self._all_or_nothing():
             offset = self._token_count
             self._write(self._tokens, encode_tokens(tokens), at_bytes=offset * TOKEN_BYTES)
             self._token_count = offset + len(tokens)
@@ -267,9 +272,9 @@ class SessionLog:
             scan = scan_log(self.folder)
             if scan.fault is not None:
                 raise scan.fault
-            assert self._end == _LogEnd(Seq(len(scan.events)), scan.chain, scan.end_bytes)
+            assert self._end == _LogEnd(Seq(len(scan.events)), scan.chain, scan.end_bytes, scan.cited_tokens)
             assert scan.end_bytes == scan.log_bytes
-            assert scan.cited_tokens <= self._token_count
+            assert self._end.cited_tokens <= self._token_count
             assert scan.token_bytes == self._token_count * TOKEN_BYTES
 
     def __enter__(self) -> Self:
@@ -286,12 +291,37 @@ class SessionLog:
                 f"{self._log.path} takes no more appends: {self._closed_for}. Close the session and open it again"
             )
 
-    def _require_tokens(self, event: Event) -> None:
-        cited = max((span.offset + span.length for span in spans_of(event)), default=0)
-        if cited > self._token_count:
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        self._require_open()
+        try:
+            yield
+        except LogWriteFailed:
+            self._take_back_tokens()
+            raise
+
+    def _take_back_tokens(self) -> None:
+        """Cut off the tokens that no event has cited."""
+        if self._token_count > self._end.cited_tokens:
+            self._tokens.unsettled = True
+            self._token_count = self._end.cited_tokens
+            # Where this fails they are orphans, which the next append, or the next open, takes away.
+            with suppress(_Uncertain):
+                self._tokens.cut(self._token_count * TOKEN_BYTES)
+
+    def _require_its_tokens(self, event: Event) -> None:
+        spans = spans_of(event)
+        if not spans:
+            # Runs of an event that was given up, by an interrupt between the two calls.
+            self._take_back_tokens()
+            return
+        cited = self._end.cited_tokens
+        for span in spans:
+            cited = span.offset + span.length if span.offset == cited else -1
+        if cited != self._token_count:
             raise self._refusal(
-                f"not appended to {self._log.path}: the event cites tokens up to {cited}, {self._token_count} were "
-                "written. Append the tokens first"
+                f"not appended to {self._log.path}: the event must cite the tokens [{self._end.cited_tokens}, "
+                f"{self._token_count}), those that were written since the last one. Append its tokens, then the event"
             )
 
     def _write(self, target: _AppendFile, data: bytes, *, at_bytes: int) -> None:

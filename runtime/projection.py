@@ -1,0 +1,283 @@
+"""What a session's state is: a fold over its log, rebuilt from seq 0, in which the last value wins. Pure.
+
+And what a resume must append after a crash, so that no call is left without a result and none is run again blindly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import reduce
+from typing import Any
+
+import msgspec
+
+from .calls import CallId, LoggedCall
+from .events import (
+    AssistantMessage,
+    Author,
+    HeaderReason,
+    Logged,
+    RequestHeader,
+    Seq,
+    SessionStart,
+    StepEnd,
+    StepStart,
+    StepUsage,
+    ToolCallEvent,
+    ToolResult,
+    TurnEnd,
+    TurnEndReason,
+    TurnStart,
+    UserMessage,
+)
+
+NOT_STARTED = "not started: the session was interrupted before this call ran, and nothing of it was done"
+OUTCOME_UNKNOWN = (
+    "outcome unknown, verify before trying again: the session was interrupted while this call ran, and what it did "
+    "was not recorded"
+)
+NOT_MEASURED = "not measured: the session was interrupted within this step"
+
+FILE_WRITERS = {"write": "path", "edit": "path"}
+"""The tools whose call says which file they write, and the argument that does."""
+
+
+class UnfinishedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call without a result. `started`: its intent was logged, so its body may have run."""
+
+    call: LoggedCall
+    started: bool
+    author: Author
+
+
+class OpenStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step in progress. `replied` is False as long as its reply is not in the log."""
+
+    request: StepStart
+    replied: bool = False
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """The sums over a session, in tokens and counts. `steps` are those that ended and were measured."""
+
+    turns: int = 0
+    steps: int = 0
+    user_messages: int = 0
+    calls: int = 0
+    failed_calls: int = 0
+    evaluated: int = 0
+    cached: int = 0
+    generated: int = 0
+    moved: int = 0
+    bound: int = 0
+    undeclared_breaks: int = 0
+
+
+class SessionState(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a session after its event `seq` (None: after none).
+
+    `header` is the session prefix in force. `turn` is the turn in progress, `rounds` its steps so far, `last_turn`
+    the number of the last one that started. `unfinished` are calls without a result, in call order.
+    `files_uncertain` were being written by a call whose outcome is not known.
+    """
+
+    seq: Seq | None = None
+    time: float = 0.0
+    start: SessionStart | None = None
+    header: RequestHeader | None = None
+    turn: TurnStart | None = None
+    rounds: int = 0
+    last_turn: int = 0
+    last_turn_end: TurnEnd | None = None
+    step: OpenStep | None = None
+    last_request: StepStart | None = None
+    unfinished: tuple[UnfinishedCall, ...] = ()
+    last_call_number: int = 0
+    first_user_text: str = ""
+    files_written: tuple[str, ...] = ()
+    files_uncertain: tuple[str, ...] = ()
+    totals: Totals = Totals()
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is in progress: the next thing may be a user's message."""
+        return self.turn is None and self.step is None and not self.unfinished
+
+
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+    """What a resume appends, in this order, to bring a session that was cut off to rest.
+
+    `reply_missing`: the glue that opens a reply is in the window and the reply is not. `results` come without spans:
+    who appends them adds the tokens first.
+    """
+
+    reply_missing: bool = False
+    results: tuple[ToolResult, ...] = ()
+    step_end: StepEnd | None = None
+    turn_end: TurnEnd | None = None
+
+    @property
+    def needed(self) -> bool:
+        """Whether there is anything to append."""
+        return bool(self.results or self.step_end or self.turn_end)
+
+
+def project(events: Iterable[Logged]) -> SessionState:
+    """Return the state after `events`, which start at seq 0."""
+    return reduce(fold, events, SessionState())
+
+
+def fold(state: SessionState, logged: Logged) -> SessionState:
+    """Return the state after one more event."""
+    change = _FOLDS.get(type(logged.event))
+    changes = {} if change is None else change(state, logged.event)
+    return msgspec.structs.replace(state, seq=logged.seq, time=logged.time, **changes)
+
+
+def plan_recovery(state: SessionState) -> Recovery:
+    """Return what is missing for `state` to be at rest; of one that is, nothing. Applied, it is at rest."""
+    results = tuple(
+        ToolResult(
+            call_id=unfinished.call.id,
+            name=unfinished.call.name,
+            content=OUTCOME_UNKNOWN if unfinished.started else NOT_STARTED,
+            is_error=True,
+            synthetic=True,
+        )
+        for unfinished in state.unfinished
+    )
+    step_end = turn_end = None
+    if state.step is not None:
+        request = state.step.request
+        usage = StepUsage(
+            window=request.window_tokens, cached=0, evaluated=0, generated=0, bound=0, reason=NOT_MEASURED
+        )
+        step_end = StepEnd(turn=request.turn, step=request.step, usage=usage)
+    if state.turn is not None:
+        turn_end = TurnEnd(turn=state.turn.turn, reason=TurnEndReason.INTERRUPTED, rounds=state.rounds)
+    return Recovery(
+        reply_missing=state.step is not None and not state.step.replied,
+        results=results,
+        step_end=step_end,
+        turn_end=turn_end,
+    )
+
+
+_Changes = dict[str, Any]
+
+
+def _on_session_start(_state: SessionState, event: SessionStart) -> _Changes:
+    return {"start": event}
+
+
+def _on_header(state: SessionState, event: RequestHeader) -> _Changes:
+    # With RESUME it says what drifted; the recorded prefix stays in force.
+    return {} if event.reason is HeaderReason.RESUME and state.header is not None else {"header": event}
+
+
+def _on_turn_start(state: SessionState, event: TurnStart) -> _Changes:
+    totals = _add(state.totals, turns=1)
+    return {"turn": event, "rounds": 0, "last_turn": event.turn, "totals": totals}
+
+
+def _on_turn_end(_state: SessionState, event: TurnEnd) -> _Changes:
+    return {"turn": None, "step": None, "last_turn_end": event}
+
+
+def _on_step_start(state: SessionState, event: StepStart) -> _Changes:
+    return {"step": OpenStep(request=event), "last_request": event, "rounds": state.rounds + 1}
+
+
+def _on_step_end(state: SessionState, event: StepEnd) -> _Changes:
+    usage = event.usage
+    if usage.reason == NOT_MEASURED:
+        return {"step": None}
+    totals = _add(
+        state.totals,
+        steps=1,
+        evaluated=usage.evaluated,
+        cached=usage.cached,
+        generated=usage.generated,
+        moved=usage.moved,
+        bound=usage.bound,
+        undeclared_breaks=int(usage.undeclared_break is not None),
+    )
+    return {"step": None, "totals": totals}
+
+
+def _on_user_message(state: SessionState, event: UserMessage) -> _Changes:
+    first = event.text if state.totals.user_messages == 0 else state.first_user_text
+    return {"first_user_text": first, "totals": _add(state.totals, user_messages=1)}
+
+
+def _on_assistant_message(state: SessionState, event: AssistantMessage) -> _Changes:
+    unfinished = state.unfinished
+    if state.step is not None and state.step.request.continues:
+        # A reply that went on after a cut repeats what was parsed of it: its calls replace those of the cut one.
+        unfinished = tuple(one for one in unfinished if one.started or one.author is not event.author)
+    known = {one.call.id for one in unfinished}
+    new = tuple(
+        UnfinishedCall(call=call, started=False, author=event.author) for call in event.calls if call.id not in known
+    )
+    changes: _Changes = {"unfinished": unfinished + new, "last_call_number": _highest(state, event.calls)}
+    if state.step is not None and event.author is Author.MODEL:
+        changes["step"] = OpenStep(request=state.step.request, replied=True)
+    return changes
+
+
+def _on_tool_call(state: SessionState, event: ToolCallEvent) -> _Changes:
+    started = UnfinishedCall(call=event.call, started=True, author=event.author)
+    if any(one.call.id == event.call.id for one in state.unfinished):
+        unfinished = tuple(started if one.call.id == event.call.id else one for one in state.unfinished)
+    else:
+        unfinished = (*state.unfinished, started)
+    return {"unfinished": unfinished, "last_call_number": _highest(state, (event.call,))}
+
+
+def _on_tool_result(state: SessionState, event: ToolResult) -> _Changes:
+    asked = next((one for one in state.unfinished if one.call.id == event.call_id), None)
+    changes: _Changes = {
+        "unfinished": tuple(one for one in state.unfinished if one is not asked),
+        "totals": _add(state.totals, calls=1, failed_calls=int(event.is_error)),
+    }
+    path = _written_path(asked)
+    if path is not None and not event.is_error and path not in state.files_written:
+        changes["files_written"] = (*state.files_written, path)
+    if path is not None and event.is_error and event.synthetic and path not in state.files_uncertain:
+        changes["files_uncertain"] = (*state.files_uncertain, path)
+    return changes
+
+
+def _written_path(asked: UnfinishedCall | None) -> str | None:
+    """Return the file that a call was to write, if its body may have run."""
+    if asked is None or not asked.started:
+        return None
+    path = asked.call.arguments.get(FILE_WRITERS.get(asked.call.name, ""))
+    return path if isinstance(path, str) else None
+
+
+def _highest(state: SessionState, calls: Iterable[LoggedCall]) -> int:
+    return max((state.last_call_number, *(_number_of(call.id) for call in calls)))
+
+
+def _number_of(call_id: CallId) -> int:
+    digits = call_id.removeprefix("call")
+    return int(digits) if digits.isascii() and digits.isdigit() else 0
+
+
+def _add(totals: Totals, **counts: int) -> Totals:
+    return msgspec.structs.replace(totals, **{name: getattr(totals, name) + count for name, count in counts.items()})
+
+
+_FOLDS: dict[type, Callable[[SessionState, Any], _Changes]] = {
+    SessionStart: _on_session_start,
+    RequestHeader: _on_header,
+    TurnStart: _on_turn_start,
+    TurnEnd: _on_turn_end,
+    StepStart: _on_step_start,
+    StepEnd: _on_step_end,
+    UserMessage: _on_user_message,
+    AssistantMessage: _on_assistant_message,
+    ToolCallEvent: _on_tool_call,
+    ToolResult: _on_tool_result,
+}
