@@ -51,11 +51,11 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     def smallest_window_tokens(self) -> int:
         """The least `n_ctx` with which this prefix leaves `MINIMUM_ROOM_TOKENS`.
 
-        n_ctx - n_ctx // 8 >= prefix + room holds from ceil(8 / 7 * (prefix + room)) on, while the reserve is below
-        its cap of 4096; above that n_ctx = prefix + room + 4096 is enough.
+        n - n // 8 = ceil(7n / 8) >= needed holds for n > 8 (needed - 1) / 7, while the reserve is below its cap of
+        4096; above that n = needed + 4096 is enough.
         """
         needed = self.prefix_tokens + MINIMUM_ROOM_TOKENS
-        return min(-(-8 * needed // 7), needed + 4096)
+        return min(8 * (needed - 1) // 7 + 1, needed + 4096)
 
     def left_tokens(self, window_tokens: int) -> int:
         """What may still be added to a window of `window_tokens` before the reply reserve is touched."""

@@ -50,6 +50,7 @@ class Composer:
 
         Not for a model's reply: its tokens are those that were evaluated.
         """
+        content: tuple[Piece, ...] = ()
         match event:
             case RequestHeader(sections=sections):
                 return tuple(
@@ -62,8 +63,6 @@ class Composer:
                 content = (Piece(self.chat_format.form(Shape.TOOL).apply(text)),)
             case AssistantMessage(pieces=pieces):
                 content = pieces
-            case _:
-                content = ()
         made = (
             Segment(SegmentKind.GLUE, self.tokens_of(self._glue(place, event)), source_of(event, SegmentKind.GLUE)),
             Segment(SegmentKind.MESSAGE, self.tokens_of(content), source_of(event, SegmentKind.MESSAGE)),

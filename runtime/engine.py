@@ -203,12 +203,15 @@ class Engine(Tokenizer, Protocol):
         grammar: Grammar | None = None,
         stop: tuple[str, ...] = (),
         forced: TokenIds | None = None,
+        so_far: TokenIds | None = None,
         cancel: Cancel | None = None,
     ) -> Generation:
         """Continue the sequence that was just synced.
 
         `forced` decodes these tokens as if the model had chosen them, then ends with EOG (no sampling).
-        `stop` texts end the reply with STOP; the text that matched stays in it.
+        `stop` texts end the reply with STOP; the text that matched stays in it. `so_far` is the part of the same reply
+        that was generated before a cut (it is resident already): triggers, an open constrained span and stop texts
+        are tracked from its beginning, so that a call that was cut goes on under its grammar.
         """
 
     def score(self, sequence: SequenceId, tokens: TokenIds, *, given: TokenIds) -> list[float]:

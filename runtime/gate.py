@@ -90,15 +90,15 @@ class Gate:
             return Admitted(
                 content=content, is_error=True, artifact=None, size_bytes=size_bytes, tokens=self.count(content)
             )
-        head, tail, lines = _edges(ref.path)
+        edges = _edges(ref.path)
         content = stub_text(
             tool=offered.call.name,
             arguments=", ".join(f"{name}={value}" for name, value in offered.call.arguments.items()),
             ref=ref,
             shown_path=self.shown_path(ref),
-            lines=lines,
-            head=head,
-            tail=tail,
+            lines=edges.lines,
+            head=edges.head,
+            tail=edges.tail,
         )
         if output.file is not None and output.content:
             content = f"{output.content}\n{content}"

@@ -88,15 +88,14 @@ class Requester:
         )
 
     def request(self, asked: Asked) -> Generator[StreamEvent, None, ModelReply]:
-        """Make one request; yields what a person may see as it comes. Raises NoRoom before anything is written."""
-        self.check_room(continues=asked.continues)
+        """Make one request; yields what a person may see as it comes. `check_room` comes first."""
         transcript = self._transcript
         repeated = transcript.evaluated
         transcript.open_reply(step=asked.step, continues=asked.continues, tool_choice=asked.tool_choice)
         request = transcript.window.tokens()
         broken = transcript.window.broken_from(repeated)
         bound = self._bound.bound(request)
-        yield StepStarted(turn=transcript.turns, step=asked.step, window_tokens=len(request))
+        yield StepStarted(turn=transcript.turn, step=asked.step, window_tokens=len(request))
         started_s = self._clock()
         sync = self._engine.sync(self._sequence, request, progress=self._progress(started_s), cancel=asked.cancel)
         if sync.cancelled:
@@ -144,9 +143,7 @@ class Requester:
 
         def tell(evaluated: int, total: int) -> None:
             on_prefill(
-                PrefillProgressed(
-                    evaluated_tokens=evaluated, total_tokens=total, seconds=self._clock() - started_s
-                )
+                PrefillProgressed(evaluated_tokens=evaluated, total_tokens=total, seconds=self._clock() - started_s)
             )
 
         return tell
@@ -195,8 +192,3 @@ def peak_rss_bytes() -> int:
 def was_cut(reply: ModelReply) -> bool:
     """Whether the reply ended at its token limit."""
     return reply.report is not None and reply.report.finish is FinishReason.LENGTH
-
-
-def was_cancelled(reply: ModelReply) -> bool:
-    """Whether a cancel ended the prefill or the reply."""
-    return reply.report is None or reply.report.finish is FinishReason.CANCELLED

@@ -66,8 +66,11 @@ class ToolFinished(msgspec.Struct, frozen=True, kw_only=True, tag="tool/result")
 
 
 class NoticeGiven(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):
+    """Said by the runtime. With `to_model` it stands in the window, else it is for the host alone."""
+
     producer: str
     text: str
+    to_model: bool = True
 
 
 class StepEnded(msgspec.Struct, frozen=True, kw_only=True, tag="step/end"):

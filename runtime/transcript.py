@@ -22,6 +22,7 @@ from .events import (
     Notice,
     RequestHeader,
     SegmentKind,
+    SessionStart,
     StepEnd,
     StepStart,
     StepUsage,
@@ -33,6 +34,8 @@ from .events import (
     UserMessage,
 )
 from .gate import Admitted
+from .log_reading import spans_of
+from .projection import Recovery, SessionState, fold, plan_recovery
 from .session_log import SessionLog
 from .window import Segment, Window
 
@@ -45,13 +48,18 @@ class Transcript:
         self._composer = composer
         self._window = Window()
         self._place = Place()
+        self._state = SessionState()
         self._evaluated: TokenIds = NO_TOKENS
         self._calls_made = 0
-        self.turns = 0
 
     @property
     def window(self) -> Window:
         return self._window
+
+    @property
+    def state(self) -> SessionState:
+        """The fold over the log so far."""
+        return self._state
 
     @property
     def composer(self) -> Composer:
@@ -62,61 +70,77 @@ class Transcript:
         """The last request and its reply: what the next request must repeat."""
         return self._evaluated
 
+    @property
+    def turn(self) -> int:
+        """The number of the turn in progress, or of the last one."""
+        return self._state.last_turn
+
     def restore(self, events: Iterable[Logged], tokens: TokenIds) -> None:
         """Take over a log that was read: the window is made from the stored tokens, nothing is tokenised again."""
         for logged in events:
             event = logged.event
-            spans = getattr(event, "spans", ())
             self._window = self._window.append(
+                # [offset, offset + length) of what is stored
                 Segment(span.kind, tokens[span.offset : span.offset + span.length], source_of(event, span.kind))
-                for span in spans
+                for span in spans_of(event)
             )
-            self._place = place_after(self._place, event)
+            self._take_in(logged)
             if isinstance(event, StepStart | AssistantMessage):
                 self._evaluated = self._window.tokens()
-            if isinstance(event, ToolCallEvent):
-                self._calls_made = max(self._calls_made, int(event.call.id[4:]))
-            if isinstance(event, AssistantMessage):
-                self._calls_made = max(self._calls_made, *(int(call.id[4:]) for call in event.calls), 0)
-            if isinstance(event, TurnStart):
-                self.turns = event.turn
+        self._calls_made = self._state.last_call_number
+
+    def recover(self) -> Recovery:
+        """Bring a session that was cut off to rest: every call gets a result, and none is run again."""
+        recovery = plan_recovery(self._state)
+        for result in recovery.results:
+            self._commit(result)
+        for event in (recovery.step_end, recovery.turn_end):
+            if event is not None:
+                self._commit(event)
+        if recovery.needed:
+            self._log.make_durable()
+        return recovery
 
     def next_call_id(self) -> CallId:
         """Return an id that no call of the session has: nine characters, counted."""
         self._calls_made += 1
         return CallId(f"call{self._calls_made:05d}")
 
-    def header(self, header: RequestHeader) -> None:
-        """Record the session prefix: one span for each section."""
-        self._commit(header)
+    def begin(self, start: SessionStart, header: RequestHeader) -> None:
+        """Record the session and its prefix, one span for each section. On disk when this returns."""
+        self._commit(start)
+        self._commit(header, durable=True)
 
     def start_turn(self) -> int:
         """Record the start of a turn and return its number."""
-        self._log.append(TurnStart(turn=self.turns + 1))
-        self.turns += 1
-        return self.turns
+        self._commit(TurnStart(turn=self.turn + 1))
+        return self.turn
 
     def end_turn(self, reason: TurnEndReason, *, rounds: int, detail: str = "") -> None:
         """Record the end of the turn, on disk when this returns."""
-        self._log.append(TurnEnd(turn=self.turns, reason=reason, rounds=rounds, detail=detail), durable=True)
+        self._commit(TurnEnd(turn=self.turn, reason=reason, rounds=rounds, detail=detail), durable=True)
 
-    def user(self, text: str, *, artifact: str | None = None) -> None:
+    def user(self, message: UserMessage) -> None:
         """Record a person's message."""
-        self._commit(UserMessage(text=text, artifact=artifact))
+        self._commit(message)
 
     def notice(self, *, producer: str, form: str, text: str) -> None:
         """Record a message of the runtime's own, of the user's shape."""
         self._commit(Notice(producer=producer, form=form, text=text))
 
+    def tokens_with(self, event: Event) -> int:
+        """Return how long the window would be with `event` in it."""
+        added = self._composer.compose(self._place, event)
+        return self._window.token_count + sum(len(segment.tokens) for segment in added)
+
     def opened_tokens(self) -> int:
         """Return how long the request would be if a reply were opened now."""
-        opening = self._composer.compose(self._place, StepStart(turn=0, step=0, window_tokens=0))
-        return self._window.token_count + sum(len(segment.tokens) for segment in opening)
+        return self.tokens_with(StepStart(turn=0, step=0, window_tokens=0))
 
     def open_reply(self, *, step: int, continues: bool, tool_choice: str) -> None:
         """Record a request. It is on disk when this returns: intent comes before effect."""
         event = StepStart(
-            turn=self.turns,
+            turn=self.turn,
             step=step,
             window_tokens=self._window.token_count if continues else self.opened_tokens(),
             continues=continues,
@@ -141,7 +165,7 @@ class Transcript:
     def tool_calls(self, calls: Sequence[LoggedCall], *, author: Author = Author.MODEL) -> None:
         """Record that these calls are about to run. On disk when this returns."""
         for call in calls:
-            self._log.append(ToolCallEvent(call=call, author=author))
+            self._commit(ToolCallEvent(call=call, author=author))
         self._log.make_durable()
 
     def result(self, call: LoggedCall, admitted: Admitted, *, seconds: float = 0.0, synthetic: bool = False) -> None:
@@ -161,17 +185,23 @@ class Transcript:
 
     def end_step(self, *, step: int, usage: StepUsage) -> None:
         """Record the account of a step."""
-        self._log.append(StepEnd(turn=self.turns, step=step, usage=usage))
+        self._commit(StepEnd(turn=self.turn, step=step, usage=usage))
 
     def _commit(self, event: Event, *, segments: tuple[Segment, ...] | None = None, durable: bool = False) -> None:
         made = self._composer.compose(self._place, event) if segments is None else segments
         made = tuple(segment for segment in made if len(segment.tokens))
         spans = tuple(self._log.append_tokens(segment.kind, segment.tokens) for segment in made)
-        self._log.append(msgspec.structs.replace(event, spans=spans), durable=durable)
+        cited = msgspec.structs.replace(event, spans=spans) if spans else event
+        logged = self._log.append(cited, durable=durable)
         self._window = self._window.append(made)
-        self._place = place_after(self._place, event)
+        self._take_in(logged)
+
+    def _take_in(self, logged: Logged) -> None:
+        self._place = place_after(self._place, logged.event)
+        self._state = fold(self._state, logged)
 
     def check_integrity(self) -> None:
         """Assert that the window is what the stored tokens say."""
         self._window.check_integrity()
         self._log.check_integrity()
+        assert self._window.token_count == self._log.token_count

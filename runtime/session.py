@@ -1,0 +1,190 @@
+"""The embedding API: one conversation with a model about a workspace.
+
+    with Session.open(engine, workspace=Path(".")) as session:
+        for event in session.send("What does README.md say?"):
+            if isinstance(event, TextDelta):
+                print(event.text, end="")
+
+No global state, no printing, no signal handlers. A session belongs to one thread at a time; `cancel` may come from
+any. Several sessions may share an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ..kernels.errors import NoRoom, UsageError
+from .calls import ToolChoice
+from .cancel import Cancel
+from .engine import Engine, SequenceId
+from .events import PrefixSection, SessionId, UserMessage
+from .log_format import clean_text
+from .mentions import find_mentions, find_missing
+from .projection import Recovery
+from .session_open import Assembled, Resumed, SessionHost, SessionSettings, assemble
+from .store import Store
+from .stream import NoticeGiven, SessionOpened, StreamEvent
+from .transcript import Transcript
+from .turn import Turn
+
+
+class Session:
+    """A session that is open for writing. Made by `open`; `close` gives its lock and its sequence back."""
+
+    def __init__(self, engine: Engine, assembled: Assembled) -> None:
+        """For `open`."""
+        self._engine = engine
+        self._assembled = assembled
+        self._cancel = Cancel()
+        self._running: Generator[StreamEvent, None, None] | None = None
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        engine: Engine,
+        *,
+        workspace: Path,
+        store: Path | None = None,
+        resume: str | None = None,
+        settings: SessionSettings | None = None,
+        host: SessionHost | None = None,
+    ) -> Session:
+        """Open a new session, or the one that `resume` names (an id, its beginning, or ``latest``).
+
+        The store defaults to ``.chapbook`` in the workspace. Raises WorkspaceError, ContextTooSmall with the numbers,
+        TemplateRefused, SessionNotFound, LogLocked with the holder, LogDamaged, ModelError where the session was made
+        with another model.
+        """
+        assembled = assemble(
+            engine,
+            workspace=workspace,
+            store_folder=store,
+            resume=resume,
+            settings=settings or SessionSettings(),
+            host=host or SessionHost(),
+        )
+        return cls(engine, assembled)
+
+    @property
+    def id(self) -> SessionId:
+        return self._assembled.id
+
+    @property
+    def transcript(self) -> Transcript:
+        """The session's record: its window, and the fold over its log."""
+        return self._assembled.parts.transcript
+
+    @property
+    def prefix(self) -> tuple[PrefixSection, ...]:
+        """The sections of the session prefix in force."""
+        return self._assembled.prefix
+
+    @property
+    def store(self) -> Store:
+        return self._assembled.store
+
+    @property
+    def sequence(self) -> SequenceId:
+        """The engine's sequence that holds this session."""
+        return self._assembled.sequence
+
+    @property
+    def opened(self) -> SessionOpened:
+        """What was opened, as the first event of a stream."""
+        return SessionOpened(
+            session=self.id,
+            model_name=self._engine.info.model_name,
+            n_ctx=self._engine.info.n_ctx,
+            prefix_tokens=sum(section.tokens for section in self.prefix),
+            dialect=self._assembled.parts.dialect.name,
+            resumed=self._assembled.resumed is not None,
+        )
+
+    @property
+    def recovered(self) -> Recovery | None:
+        """What a resume had to append to bring a session that was cut off to rest; None for a new session."""
+        return self._assembled.resumed.recovery if self._assembled.resumed else None
+
+    @property
+    def resumed(self) -> Resumed | None:
+        """What opening the log of a resumed session found."""
+        return self._assembled.resumed
+
+    def send(self, text: str, *, choice: ToolChoice | None = None) -> Iterator[StreamEvent]:
+        """Run one turn on a person's message and yield what happens; the last event is `TurnEnded`.
+
+        ``@path`` in the text attaches that file. Raises, before anything is written, UsageError for an empty message
+        and NoRoom for one that does not fit; later only LogError, where the log cannot be written.
+        """
+        if self._closed:
+            raise UsageError("this session is closed; open it again with resume")
+        if not text.strip():
+            raise UsageError("the message is empty; say what to do")
+        if self._running is not None:
+            self._running.close()
+        self.transcript.recover()
+        self._cancel = Cancel()
+        clean = clean_text(text)
+        self._require_room(clean.text)
+        self._running = self._turn(clean.text, clean.original_bytes, choice or ToolChoice())
+        return self._running
+
+    def cancel(self) -> None:
+        """Stop the turn that runs, from any thread; it ends `interrupted`, and what was evaluated is kept."""
+        self._cancel.set()
+
+    def close(self) -> None:
+        """Interrupt a turn that runs, give the sequence back, close the log. Closing twice does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._running is not None:
+                self._running.close()
+        finally:
+            self._engine.drop(self.sequence)
+            self._assembled.log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def check_integrity(self) -> None:
+        """Assert that log, window and engine agree."""
+        self.transcript.check_integrity()
+
+    def _turn(self, text: str, original: bytes | None, choice: ToolChoice) -> Generator[StreamEvent, None, None]:
+        artifact = None if original is None else self.store.artifacts.put(original, text=False).sha256
+        workspace = self._assembled.workspace
+        for missing in find_missing(text, workspace.has_file):
+            yield NoticeGiven(producer="mentions", text=f"there is no file {missing!r} to attach", to_model=False)
+        turn = Turn(
+            parts=self._assembled.parts,
+            cancel=self._cancel,
+            choice=choice,
+            mentions=find_mentions(text, workspace.has_file),
+        )
+        yield from turn.run(UserMessage(text=text, artifact=artifact))
+
+    def _require_room(self, text: str) -> None:
+        budgets = self._assembled.parts.budgets
+        window_tokens = self.transcript.tokens_with(UserMessage(text=text))
+        if window_tokens > budgets.usable_tokens:
+            held = self.transcript.window.token_count
+            raise NoRoom(
+                f"this message is {window_tokens - held:,} tokens; the window of {budgets.n_ctx:,} holds {held:,} "
+                f"already and keeps {budgets.reply_reserve_tokens:,} for the reply, so {budgets.left_tokens(held):,} "
+                "are left. Put the text into a file and attach it with @path, or shorten it.",
+                n_ctx=budgets.n_ctx,
+                window_tokens=window_tokens,
+                reply_reserve_tokens=budgets.reply_reserve_tokens,
+                by_segment=self.transcript.window.tokens_by_kind(),
+            )

@@ -1,0 +1,302 @@
+"""Putting a session together: from an engine, a folder and settings to parts that work with each other."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from ..compaction.artifacts import ArtifactRef
+from ..compaction.budget import Budgets
+from ..kernels.errors import ModelError, SessionNotFound
+from ..kernels.tokens import NO_TOKENS, TokenIds
+from .bound import BoundAccount
+from .composition import Composer
+from .dialects import choose_dialect, dialect_named
+from .engine import Engine, EngineInfo, Sampling, SequenceId
+from .events import HeaderReason, Logged, PrefixSection, RequestHeader, SessionId, SessionStart
+from .gate import Gate
+from .git_ignore import IgnoreReport
+from .hooks import Hooks
+from .log_format import LOG_FORMAT
+from .log_lock import this_process
+from .projection import Recovery, project
+from .request import OnPrefill, Requester
+from .session_log import OpenReport, SessionLog
+from .session_prefix import SYSTEM_TEXT, PrefixInputs, compose_prefix, read_instructions, require_room
+from .store import Store, make_session_id
+from .tool_run import CallRunner
+from .tools.builtin import builtin_tools
+from .tools.catalogue import Catalogue
+from .tools.policy import Ask, ToolPolicies
+from .tools.spec import Policy, Tool
+from .tools.workspace import Workspace
+from .transcript import Transcript
+from .transitions import learn_chat_format
+from .turn import TurnLimits, TurnParts
+
+
+class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a session can be told; it is recorded in the log. None: decided at open, from the model and the window."""
+
+    sampling: Sampling | None = None
+    max_reply_tokens: int | None = None
+    rounds: int = 24
+    continuations: int = 3
+    arrival_tokens: int | None = None
+    dialect: str | None = None
+    template: str | None = None
+    instructions: str = "AGENTS.md"
+    system: str = SYSTEM_TEXT
+    policies: dict[str, Policy] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionHost:
+    """What the host brings: its tools, its hooks, a person to ask, and the world (clocks, ids, a cache folder).
+
+    `tools` None: the built-in ones. `count_tokens` None: the engine's tokenizer. `cache_folder` holds what was learnt
+    of templates, None keeps nothing. `clock` gives Unix seconds, `timer` seconds that never go back.
+    """
+
+    tools: Sequence[Tool] | None = None
+    hooks: Hooks = field(default_factory=Hooks)
+    ask: Ask | None = None
+    on_prefill: OnPrefill | None = None
+    count_tokens: Callable[[str], int] | None = None
+    cache_folder: Path | None = None
+    clock: Callable[[], float] = time.time
+    timer: Callable[[], float] = time.monotonic
+    entropy: Callable[[int], bytes] = secrets.token_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """What a resume found in the log and had to append."""
+
+    report: OpenReport
+    recovery: Recovery
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    """A session's parts."""
+
+    id: SessionId
+    store: Store
+    workspace: Workspace
+    log: SessionLog
+    sequence: SequenceId
+    prefix: tuple[PrefixSection, ...]
+    parts: TurnParts
+    resumed: Resumed | None = None
+    ignored: IgnoreReport | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """A log that is held for writing, with what stands in it."""
+
+    id: SessionId
+    log: SessionLog
+    events: tuple[Logged, ...] = ()
+    tokens: TokenIds = NO_TOKENS
+    report: OpenReport | None = None
+    ignored: IgnoreReport | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _World:
+    """What everything is made of."""
+
+    engine: Engine
+    store: Store
+    workspace: Workspace
+    catalogue: Catalogue
+    settings: SessionSettings
+    host: SessionHost
+
+
+def assemble(
+    engine: Engine,
+    *,
+    workspace: Path,
+    store_folder: Path | None,
+    resume: str | None,
+    settings: SessionSettings,
+    host: SessionHost,
+) -> Assembled:
+    """Open or resume a session. What it raises is said by `Session.open`; nothing stays locked behind an error."""
+    store = Store.in_workspace(workspace) if store_folder is None else Store(store_folder, workspace=workspace)
+    world = _World(
+        engine=engine,
+        store=store,
+        workspace=Workspace(workspace, store.folder),
+        catalogue=Catalogue(builtin_tools() if host.tools is None else host.tools),
+        settings=settings,
+        host=host,
+    )
+    ToolPolicies(settings.policies).check_names(world.catalogue)
+    fresh = compose_header(world) if resume is None else None
+    opened = _open_log(world, resume)
+    sequence = engine.open_sequence()
+    try:
+        header = fresh or _recorded_header(opened, engine.info)
+        transcript = Transcript(opened.log, Composer(engine, header.chat_format))
+        resumed = None
+        if fresh is not None:
+            transcript.begin(_session_start(opened.id, world, header), header)
+        else:
+            transcript.restore(opened.events, opened.tokens)
+            resumed = Resumed(report=opened.report or OpenReport(events=0), recovery=transcript.recover())
+        parts = _parts(world, header, transcript, session=opened.id, sequence=sequence)
+    except BaseException:
+        engine.drop(sequence)
+        opened.log.close()
+        raise
+    return Assembled(
+        id=opened.id,
+        store=store,
+        workspace=world.workspace,
+        log=opened.log,
+        sequence=sequence,
+        prefix=header.sections,
+        parts=parts,
+        resumed=resumed,
+        ignored=opened.ignored,
+    )
+
+
+def compose_header(world: _World) -> RequestHeader:
+    """Compose the session prefix. Raises ContextTooSmall where the window has no room behind it."""
+    info, settings = world.engine.info, world.settings
+    template = None if settings.template == "chatml" else info.chat_template
+    dialect = dialect_named(settings.dialect) if settings.dialect else choose_dialect(template).dialect
+    chat_format = learn_chat_format(
+        template, bos_text=info.bos_text, eos_text=info.eos_text, cache_folder=world.host.cache_folder
+    )
+    inputs = PrefixInputs(
+        system=settings.system,
+        instructions=read_instructions(world.workspace, settings.instructions),
+        tools=world.catalogue.schemas(),
+    )
+    sections = compose_prefix(
+        inputs,
+        template=template,
+        composer=Composer(world.engine, chat_format),
+        info=info,
+        cache_folder=world.host.cache_folder,
+    )
+    budgets = _budgets(world, sections)
+    require_room(info.n_ctx, prefix=sections, smallest_tokens=budgets.smallest_window_tokens)
+    return RequestHeader(
+        reason=HeaderReason.INITIAL,
+        dialect=dialect.name,
+        chat_format=chat_format,
+        sections=sections,
+        tools=world.catalogue.names,
+    )
+
+
+def _open_log(world: _World, resume: str | None) -> _Opened:
+    host, store = world.host, world.store
+    holder = this_process(now=host.clock())
+    if resume is None:
+        created = store.create_session(
+            make_id=lambda: make_session_id(now=host.clock(), entropy=host.entropy(3)), clock=host.clock, holder=holder
+        )
+        return _Opened(id=created.id, log=created.log, ignored=created.ignored)
+    session = store.find_session(resume)
+    found = store.open_session(session, clock=host.clock, holder=holder)
+    return _Opened(id=session, log=found.log, events=found.events, tokens=found.tokens, report=found.report)
+
+
+def _recorded_header(opened: _Opened, info: EngineInfo) -> RequestHeader:
+    """Return the prefix in force of a session that was read. Raises ModelError where the model is another one."""
+    state = project(opened.events)
+    if state.start is None or state.header is None:
+        raise SessionNotFound(
+            f"session {opened.id} was cut off before its first message was possible; start a new one", choices=()
+        )
+    if state.start.fingerprint != info.fingerprint:
+        raise ModelError(
+            f"session {opened.id} was made with {state.start.model_name} ({state.start.model_path}), and its tokens "
+            f"are that model's; this is {info.model_name}. Resume it with that model, or start a new session."
+        )
+    return state.header
+
+
+def _session_start(session: SessionId, world: _World, header: RequestHeader) -> SessionStart:
+    from importlib.metadata import version  # noqa: PLC0415  # 15 ms that only an opening session needs
+
+    info = world.engine.info
+    return SessionStart(
+        session=session,
+        log_format=LOG_FORMAT,
+        chapbook=version("chapbook"),
+        model_name=info.model_name,
+        model_path=info.model_path,
+        fingerprint=info.fingerprint,
+        template_hash=header.chat_format.template_hash,
+        n_ctx=info.n_ctx,
+        config=msgspec.to_builtins(world.settings),
+        root=session,
+    )
+
+
+def _parts(
+    world: _World, header: RequestHeader, transcript: Transcript, *, session: SessionId, sequence: SequenceId
+) -> TurnParts:
+    engine, store, settings, host = world.engine, world.store, world.settings, world.host
+    budgets = _budgets(world, header.sections)
+    count = host.count_tokens or (lambda text: len(engine.tokenize(text, parse_special=False)))
+    bound = BoundAccount(store.token_files(fingerprint=engine.info.fingerprint, besides=session))
+    if len(transcript.evaluated):
+        bound.add(transcript.evaluated, reply=NO_TOKENS)
+    return TurnParts(
+        engine=engine,
+        transcript=transcript,
+        requester=Requester(
+            engine=engine,
+            sequence=sequence,
+            transcript=transcript,
+            budgets=budgets,
+            bound=bound,
+            sampling=settings.sampling or engine.default_sampling(),
+            max_reply_tokens=settings.max_reply_tokens,
+            clock=host.timer,
+            on_prefill=host.on_prefill,
+        ),
+        dialect=dialect_named(header.dialect),
+        runner=CallRunner(
+            catalogue=world.catalogue,
+            policies=ToolPolicies(settings.policies),
+            hooks=host.hooks,
+            workspace=world.workspace,
+            capture_folder=store.session_folder(session),
+            count_tokens=count,
+            clock=host.timer,
+            ask=host.ask,
+        ),
+        gate=Gate(store=store.artifacts, count=count, shown_path=lambda ref: _shown_path(world.workspace, ref)),
+        budgets=budgets,
+        limits=TurnLimits(rounds=settings.rounds, continuations=settings.continuations),
+    )
+
+
+def _budgets(world: _World, prefix: Sequence[PrefixSection]) -> Budgets:
+    return Budgets(
+        n_ctx=world.engine.info.n_ctx,
+        prefix_tokens=sum(section.tokens for section in prefix),
+        arrival_override=world.settings.arrival_tokens,
+    )
+
+
+def _shown_path(workspace: Workspace, ref: ArtifactRef) -> str:
+    """Return how a tool names a stored blob: relative where the store lies in the workspace."""
+    real = ref.path.resolve()
+    return real.relative_to(workspace.root).as_posix() if real.is_relative_to(workspace.root) else str(real)

@@ -1,0 +1,216 @@
+"""Running calls: checked, permitted, side by side where their tools are safe, and always with an outcome.
+
+A body runs on a thread of its own. One that raises, hangs past its limit or ignores a cancel ends as an error result;
+the session goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..kernels.errors import ToolDenied, ToolError
+from .arguments import check_arguments
+from .calls import CallableTool, CallId, LoggedCall
+from .cancel import Cancel
+from .hooks import Ask as AskPerson
+from .hooks import Deny, Hooks
+from .mentions import Mention
+from .tools.catalogue import Catalogue
+from .tools.policy import Ask, ToolPolicies
+from .tools.spec import Policy, Tool, ToolContext, ToolOutput
+from .tools.workspace import Workspace
+
+MOST_AT_ONCE = 10
+CANCEL_GRACE_S = 2.0
+POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOutcome:
+    """How a call ended. `ran` is False where its body never started. `context_added` is what hooks gave with it, and
+    `hook_problems` why others gave nothing."""
+
+    call: LoggedCall
+    output: ToolOutput
+    seconds: float
+    ran: bool
+    context_added: tuple[str, ...] = ()
+    hook_problems: tuple[str, ...] = ()
+
+
+class _Body:
+    """One body on its thread: what it returned, or that it has not."""
+
+    def __init__(self, tool: Tool, call: LoggedCall, context: ToolContext) -> None:
+        self.call = call
+        self._limit_s = tool.timeout_s
+        self._cancel = context.cancel
+        self._done = threading.Event()
+        self._output: ToolOutput | None = None
+        # A daemon, so that a body that never returns does not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, args=(tool, context), name=f"chapbook {call.id}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self, tool: Tool, context: ToolContext) -> None:
+        try:
+            self._output = tool.body(context, self.call.arguments)
+        except ToolError as error:
+            self._output = ToolOutput(content=str(error), is_error=True)
+        except BaseException as error:  # whatever a tool raises is its result, even SystemExit
+            self._output = ToolOutput(content=f"{tool.name} raised {type(error).__name__}: {error}", is_error=True)
+        finally:
+            self._done.set()
+
+    def outcome(self, *, turn: Cancel, clock: Callable[[], float], started_s: float) -> CallOutcome:
+        """Wait for the end, the limit or the cancel, and a grace for the body to notice it."""
+        with turn.listening(self._cancel.set):
+            while not self._done.wait(POLL_S):
+                if clock() - started_s > self._limit_s:
+                    self._cancel.set()
+                if self._cancel.is_set:
+                    self._done.wait(CANCEL_GRACE_S)
+                    break
+        output = self._output
+        seconds = clock() - started_s
+        if output is None:
+            why = "the turn was cancelled" if turn.is_set else f"it ran longer than its limit of {self._limit_s:g} s"
+            output = ToolOutput(
+                content=f"{self.call.name} did not end: {why}. Its outcome is unknown: verify before trying again.",
+                is_error=True,
+            )
+        return CallOutcome(call=self.call, output=output, seconds=seconds, ran=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRunner:
+    """Runs a session's calls in its workspace. `ask` is the person, None where there is none."""
+
+    catalogue: Catalogue
+    policies: ToolPolicies
+    hooks: Hooks
+    workspace: Workspace
+    capture_folder: Path
+    count_tokens: Callable[[str], int]
+    clock: Callable[[], float]
+    ask: Ask | None = None
+
+    def callable_tools(self) -> tuple[CallableTool, ...]:
+        """Return the tools as the grammar sees them now: with the paths that exist now."""
+        values = {
+            kind: self.workspace.grounded_values(kind)
+            for kind in {kind for tool in self.catalogue for kind in tool.grounded.values()}
+        }
+        return tuple(
+            CallableTool(
+                schema=tool.schema,
+                grounded={name: known for name, kind in tool.grounded.items() if (known := values[kind]) is not None},
+            )
+            for tool in self.catalogue
+        )
+
+    def mention_call(self, mention: Mention, call_id: CallId) -> LoggedCall:
+        """Return the `read` call that a mention stands for."""
+        return LoggedCall(id=call_id, name="read", arguments=mention.arguments())
+
+    def run(
+        self,
+        calls: Sequence[LoggedCall],
+        *,
+        before_bodies: Callable[[Sequence[LoggedCall]], None],
+        cancel: Cancel,
+        arrival_tokens: int,
+    ) -> tuple[CallOutcome, ...]:
+        """Run calls in order and return their outcomes in order; neighbours whose tools are safe run side by side.
+
+        `before_bodies` is called with the calls whose bodies are about to start. Never raises for a call.
+        """
+        outcomes: list[CallOutcome] = []
+        for group in self._groups(calls):
+            outcomes += self._run_group(group, before_bodies, cancel, arrival_tokens)
+        return tuple(outcomes)
+
+    def _groups(self, calls: Sequence[LoggedCall]) -> Iterator[list[LoggedCall]]:
+        group: list[LoggedCall] = []
+        for call in calls:
+            tool = self.catalogue.get(call.name)
+            safe = tool is not None and tool.safe
+            if group and (not safe or len(group) == MOST_AT_ONCE):
+                yield group
+                group = []
+            group.append(call)
+            if not safe:
+                yield group
+                group = []
+        if group:
+            yield group
+
+    def _run_group(
+        self,
+        group: Sequence[LoggedCall],
+        before_bodies: Callable[[Sequence[LoggedCall]], None],
+        cancel: Cancel,
+        arrival_tokens: int,
+    ) -> list[CallOutcome]:
+        settled: dict[CallId, CallOutcome] = {}
+        bodies: list[_Body] = []
+        for call in group:
+            try:
+                tool, checked = self._cleared(call, cancel)
+            except ToolError as error:
+                settled[call.id] = _refused(call, str(error))
+            else:
+                bodies.append(_Body(tool, checked, self._context(checked, arrival_tokens)))
+        if bodies:
+            before_bodies([body.call for body in bodies])
+        started_s = self.clock()
+        for body in bodies:
+            body.start()
+        for body in bodies:
+            outcome = body.outcome(turn=cancel, clock=self.clock, started_s=started_s)
+            settled[body.call.id] = self._with_context(outcome)
+        return [settled[call.id] for call in group]
+
+    def _cleared(self, call: LoggedCall, cancel: Cancel) -> tuple[Tool, LoggedCall]:
+        """Return the tool and the call with checked arguments. Raises ToolError where it may not run."""
+        if cancel.is_set:
+            raise ToolError("not started: the turn was cancelled")
+        tool = self.catalogue.get(call.name)
+        if tool is None:
+            raise ToolError(f"there is no tool {call.name!r}; there are {', '.join(self.catalogue.names)}")
+        checked = check_arguments(tool.schema, call.arguments)
+        ready = LoggedCall(id=call.id, name=call.name, arguments=checked.arguments, coerced=checked.coerced)
+        self._require_permission(tool, ready)
+        return tool, ready
+
+    def _require_permission(self, tool: Tool, call: LoggedCall) -> None:
+        decision = self.hooks.before(call, tool)
+        if isinstance(decision, Deny):
+            raise ToolDenied(decision.reason)
+        asks = Policy.ASK if isinstance(decision, AskPerson) else None
+        verdict = self.policies.decide(tool, call, ask=self.ask, hook=asks)
+        if not verdict.allowed:
+            raise ToolDenied(verdict.reason)
+
+    def _context(self, call: LoggedCall, arrival_tokens: int) -> ToolContext:
+        return ToolContext(
+            workspace=self.workspace,
+            cancel=Cancel(),
+            call_id=call.id,
+            capture_folder=self.capture_folder,
+            arrival_tokens=arrival_tokens,
+            count_tokens=self.count_tokens,
+        )
+
+    def _with_context(self, outcome: CallOutcome) -> CallOutcome:
+        added = self.hooks.after(outcome.call, outcome.output)
+        problems = tuple(f"{failure.hook}: {failure.problem}" for failure in added.failures)
+        return replace(outcome, context_added=added.texts, hook_problems=problems)
+
+
+def _refused(call: LoggedCall, why: str) -> CallOutcome:
+    return CallOutcome(call=call, output=ToolOutput(content=why, is_error=True), seconds=0.0, ran=False)

@@ -1,0 +1,300 @@
+"""One turn: from a user's message to the agent at rest.
+
+turn/start → mentions → [ step/start → sync → generate → assistant/message → calls → results → step/end ]* → turn/end
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from ..compaction.budget import Budgets
+from ..kernels.errors import ChapbookError, LogError, NoRoom
+from ..kernels.tokens import NO_TOKENS, TokenIds, concat_tokens
+from .calls import CallProblem, ChoiceKind, LoggedCall, ParsedReply, ToolChoice
+from .cancel import Cancel
+from .dialects.base import Dialect
+from .engine import Engine, FinishReason, GenerationReport, Grammar
+from .events import Author, StepUsage, TurnEndReason, UserMessage
+from .gate import Gate, Offered
+from .mentions import Mention
+from .request import Asked, Requester, was_cut
+from .stream import (
+    NoticeGiven,
+    StepEnded,
+    StreamEvent,
+    TextDelta,
+    ToolFinished,
+    ToolStarted,
+    TurnEnded,
+    TurnStarted,
+)
+from .stuck import StepCall, StuckDetector
+from .tool_run import CallOutcome, CallRunner
+from .tools.spec import ToolOutput
+from .transcript import Transcript
+
+UNREADABLE_CALL = "unreadable_call"
+"""The name under which the result of a call that could not be read is logged."""
+
+
+class _TurnOver(Exception):
+    """Ends the turn from any depth."""
+
+    def __init__(self, reason: TurnEndReason, detail: str = "") -> None:
+        super().__init__(detail)
+        self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnLimits:
+    """`rounds` is how many replies a turn may take, `continuations` how often a cut one may go on."""
+
+    rounds: int = 24
+    continuations: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnParts:
+    """What a turn works with: the session's own parts."""
+
+    engine: Engine
+    transcript: Transcript
+    requester: Requester
+    dialect: Dialect
+    runner: CallRunner
+    gate: Gate
+    budgets: Budgets
+    limits: TurnLimits
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """Runs one turn. `mentions` are the files that the person attached."""
+
+    parts: TurnParts
+    cancel: Cancel
+    choice: ToolChoice
+    mentions: Sequence[Mention] = ()
+    _rounds: int = 0
+    _steps: int = 0
+    _last_text: str = ""
+    _unreadable_seen: set[str] = field(default_factory=set)
+    _outcomes: tuple[CallOutcome, ...] = ()
+    _hinted: set[str] = field(default_factory=set)
+    _stuck: StuckDetector = field(default_factory=StuckDetector)
+
+    def run(self, message: UserMessage) -> Generator[StreamEvent, None, None]:
+        """Run the turn; the last event is `TurnEnded`. A host that stops iterating interrupts it.
+
+        Raises LogError where the log cannot be written: what was written before stands.
+        """
+        transcript = self.parts.transcript
+        number = transcript.start_turn()
+        end = _TurnOver(TurnEndReason.INTERRUPTED, "the host stopped reading")
+        try:
+            yield TurnStarted(turn=number)
+            transcript.user(message)
+            yield from self._attach()
+            yield from self._work()
+            end = _TurnOver(TurnEndReason.COMPLETED)
+        except _TurnOver as over:
+            end = over
+        except NoRoom as error:
+            end = _TurnOver(TurnEndReason.NO_ROOM, str(error))
+        except LogError:
+            raise
+        except ChapbookError as error:
+            end = _TurnOver(TurnEndReason.ERROR, str(error))
+        except GeneratorExit:
+            transcript.end_turn(end.reason, rounds=self._rounds, detail=end.detail)
+            raise
+        transcript.end_turn(end.reason, rounds=self._rounds, detail=end.detail)
+        yield TurnEnded(turn=number, reason=end.reason, rounds=self._rounds, text=self._last_text, detail=end.detail)
+
+    def _attach(self) -> Iterator[StreamEvent]:
+        """Make the calls that the person's mentions stand for, one after another."""
+        for mention in self.mentions:
+            call = self.parts.runner.mention_call(mention, self.parts.transcript.next_call_id())
+            self.parts.transcript.runtime_call(call, self.parts.dialect.render_call(call.name, call.arguments))
+            yield from self._run_calls((call,), author=Author.RUNTIME)
+
+    def _work(self) -> Iterator[StreamEvent]:
+        limits = self.parts.limits
+        for self._rounds in range(1, limits.rounds + 1):
+            yield from self._tell_round()
+            reply = yield from self._reply()
+            yield from self._run_calls(reply.calls, problems=reply.parsed.problems)
+            yield from self._end_step(reply.usage)
+            if self.cancel.is_set:
+                raise _TurnOver(TurnEndReason.INTERRUPTED, "cancelled while its calls ran")
+            if not reply.calls and not reply.parsed.problems:
+                return
+            self._refuse_repeated(reply.parsed.problems)
+            yield from self._look_whether_stuck()
+        raise _TurnOver(TurnEndReason.ROUND_CAP, f"the turn took all of its {limits.rounds} rounds")
+
+    def _reply(self) -> Generator[StreamEvent, None, _Reply]:
+        """Ask for one reply; one that is cut at its token limit goes on in further steps."""
+        so_far = NO_TOKENS
+        for continuation in range(self.parts.limits.continuations + 1):
+            self.parts.requester.check_room(continues=continuation > 0)
+            self._steps += 1
+            answer = yield from self.parts.requester.request(
+                Asked(
+                    step=self._steps,
+                    grammar=self._grammar(),
+                    tool_choice=self._choice().name or self._choice().kind,
+                    cancel=self.cancel,
+                    so_far=so_far,
+                    continues=continuation > 0,
+                )
+            )
+            if answer.report is None:
+                yield from self._end_step(answer.usage)
+                raise _TurnOver(TurnEndReason.INTERRUPTED, "cancelled during the prefill")
+            so_far = concat_tokens((so_far, answer.report.tokens))
+            goes_on = was_cut(answer) and continuation < self.parts.limits.continuations
+            reply = self._record(answer.report, so_far=so_far, usage=answer.usage, whole=not goes_on)
+            if answer.report.finish is FinishReason.CANCELLED:
+                yield from self._end_step(answer.usage)
+                raise _TurnOver(TurnEndReason.INTERRUPTED, "cancelled during the reply")
+            if not goes_on:
+                break
+            yield from self._end_step(answer.usage)
+        rest = _unshown(reply.parsed.text, answer.text_shown)
+        if rest:
+            yield TextDelta(text=rest)
+        return reply
+
+    def _record(self, report: GenerationReport, *, so_far: TokenIds, usage: StepUsage, whole: bool) -> _Reply:
+        """Write a reply to the log. Calls count only in a whole one."""
+        text = self.parts.engine.detokenize(so_far).decode("utf-8", "replace")
+        parsed = self.parts.dialect.parse(text, reasoning=self.parts.transcript.composer.chat_format.reasoning)
+        calls: tuple[LoggedCall, ...] = ()
+        if whole and report.finish is not FinishReason.CANCELLED:
+            calls = tuple(
+                LoggedCall(id=self.parts.transcript.next_call_id(), name=call.name, arguments=call.arguments)
+                for call in parsed.calls
+            )
+        self.parts.transcript.reply(report, text=parsed.text, reasoning=parsed.reasoning, calls=calls)
+        self._last_text = parsed.text
+        return _Reply(parsed=parsed, calls=calls, usage=usage)
+
+    def _run_calls(
+        self,
+        calls: Sequence[LoggedCall],
+        *,
+        problems: Sequence[CallProblem] = (),
+        author: Author = Author.MODEL,
+    ) -> Iterator[StreamEvent]:
+        """Run a reply's calls and commit their results in call order, through the gate together."""
+        by_runtime = author is Author.RUNTIME
+        for call in calls:
+            yield ToolStarted(call=call, by_runtime=by_runtime)
+        outcomes = self.parts.runner.run(
+            calls,
+            before_bodies=lambda started: self.parts.transcript.tool_calls(started, author=author),
+            cancel=self.cancel,
+            arrival_tokens=self._arrival_tokens(author),
+        )
+        outcomes += tuple(self._unreadable(problem) for problem in problems)
+        yield from self._commit(outcomes, limit_tokens=self._arrival_tokens(author))
+        self._outcomes = outcomes
+
+    def _commit(self, outcomes: Sequence[CallOutcome], *, limit_tokens: int) -> Iterator[StreamEvent]:
+        transcript = self.parts.transcript
+        offered = [Offered(call=one.call, output=one.output, limit_tokens=limit_tokens) for one in outcomes]
+        added = [
+            Offered(call=one.call, output=ToolOutput(content=context), limit_tokens=limit_tokens)
+            for one in outcomes
+            for context in one.context_added
+        ]
+        left_tokens = self.parts.budgets.left_tokens(transcript.opened_tokens())
+        admitted = self.parts.gate.admit([*offered, *added], left_tokens=left_tokens)
+        for outcome, entering in zip(outcomes, admitted[: len(offered)], strict=True):
+            transcript.result(outcome.call, entering, seconds=outcome.seconds)
+            yield ToolFinished(
+                call_id=outcome.call.id,
+                name=outcome.call.name,
+                content=entering.content,
+                is_error=entering.is_error,
+                artifact=entering.artifact,
+                tokens=entering.tokens,
+                seconds=outcome.seconds,
+            )
+        for entering in admitted[len(offered) :]:
+            yield from self._notice("hook", entering.content)
+        for problem in (problem for one in outcomes for problem in one.hook_problems):
+            yield NoticeGiven(producer="hook", text=problem, to_model=False)
+
+    def _unreadable(self, problem: CallProblem) -> CallOutcome:
+        call = LoggedCall(id=self.parts.transcript.next_call_id(), name=UNREADABLE_CALL, arguments={})
+        content = f"This call could not be read: {problem.problem}. Write it like this: {problem.expected}"
+        return CallOutcome(call=call, output=ToolOutput(content=content, is_error=True), seconds=0.0, ran=False)
+
+    def _refuse_repeated(self, problems: Sequence[CallProblem]) -> None:
+        """End the turn where the same unreadable call comes again: each is explained once."""
+        for problem in problems:
+            if problem.problem in self._unreadable_seen:
+                raise _TurnOver(TurnEndReason.ERROR, f"the model's call could not be read, twice: {problem.problem}")
+            self._unreadable_seen.add(problem.problem)
+
+    def _look_whether_stuck(self) -> Iterator[StreamEvent]:
+        verdict = self._stuck.observe(
+            [
+                StepCall(
+                    name=one.call.name,
+                    arguments=one.call.arguments,
+                    result_hash=sha256(one.output.content.encode("utf-8", "replace")).hexdigest(),
+                    is_error=one.output.is_error,
+                )
+                for one in self._outcomes
+            ]
+        )
+        if verdict is None:
+            return
+        if verdict.kind in self._hinted:
+            raise _TurnOver(TurnEndReason.STUCK, verdict.hint)
+        self._hinted.add(verdict.kind)
+        yield from self._notice("stuck", verdict.hint)
+
+    def _tell_round(self) -> Iterator[StreamEvent]:
+        """State the round in the last quarter, so that the model can spend the last ones on what was asked."""
+        rounds = self.parts.limits.rounds
+        if rounds > 1 and self._rounds > rounds - rounds // 4:
+            yield from self._notice("rounds", f"[chapbook] round {self._rounds} of {rounds}")
+
+    def _notice(self, producer: str, text: str) -> Iterator[StreamEvent]:
+        self.parts.transcript.notice(producer=producer, form="text", text=text)
+        yield NoticeGiven(producer=producer, text=text)
+
+    def _end_step(self, usage: StepUsage) -> Iterator[StreamEvent]:
+        self.parts.transcript.end_step(step=self._steps, usage=usage)
+        yield StepEnded(turn=self.parts.transcript.turn, step=self._steps, usage=usage)
+
+    def _choice(self) -> ToolChoice:
+        """A required call is required of the first reply only: else the turn could not end."""
+        forced = self.choice.kind in (ChoiceKind.REQUIRED, ChoiceKind.NAMED)
+        return ToolChoice() if forced and self._rounds > 1 else self.choice
+
+    def _grammar(self) -> Grammar | None:
+        return self.parts.dialect.grammar(self.parts.runner.callable_tools(), choice=self._choice())
+
+    def _arrival_tokens(self, author: Author) -> int:
+        budgets = self.parts.budgets
+        return budgets.mention_tokens if author is Author.RUNTIME else budgets.arrival_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reply:
+    parsed: ParsedReply
+    calls: tuple[LoggedCall, ...]
+    usage: StepUsage
+
+
+def _unshown(text: str, shown: str) -> str:
+    """Return what of the parsed text was not shown while it came."""
+    seen = shown.strip()
+    return text[len(seen) :] if text.startswith(seen) else text
