@@ -199,19 +199,19 @@ def _inlined(node: Any, definitions: Mapping[str, Any], name: str, open_refs: tu
         inlined = {key: value for key, value in definitions[target].items() if key not in {"title", "description"}}
         rest = {key: value for key, value in node.items() if key != "$ref"}
         return _inlined({**rest, **inlined}, definitions, name, (*open_refs, target))
-    node = _without_null(node)
+    node = _without_default(node)
     return {key: _inlined(value, definitions, name, open_refs) for key, value in node.items()}
 
 
-def _without_null(node: dict[str, Any]) -> dict[str, Any]:
-    """An optional value that defaults to null is one that may be left out: the type of the value says enough."""
-    if node.get("default", 0) is not None:
+def _without_default(node: dict[str, Any]) -> dict[str, Any]:
+    """That a value may be left out is said by `required`; null as its default adds no choice that matters."""
+    if isinstance(node.get("default"), dict) or "default" not in node:  # a property may be named default
         return node
-    node = {key: value for key, value in node.items() if key != "default"}
-    choices = [choice for choice in node.get("anyOf", ()) if choice != {"type": "null"}]
-    if len(choices) != 1:
-        return node
-    return {**{key: value for key, value in node.items() if key != "anyOf"}, **choices[0]}
+    rest = {key: value for key, value in node.items() if key not in {"default", "anyOf"}}
+    choices = [choice for choice in node.get("anyOf", ()) if node["default"] is not None or choice != {"type": "null"}]
+    if len(choices) == 1:
+        return {**rest, **choices[0]}
+    return {**rest, "anyOf": choices} if choices else rest
 
 
 def _first_paragraph(function: Callable[..., Any]) -> str:

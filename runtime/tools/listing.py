@@ -20,7 +20,7 @@ ENTRIES_SHOWN_LIMIT = 400
 def list_folder(
     context: ToolContext,
     path: Annotated[str, Grounded.FOLDER] = ".",
-    depth: Annotated[int, Meta(ge=1, le=20)] = 1,
+    depth: Annotated[int, Meta(ge=1)] = 1,
     offset: Annotated[int, Meta(ge=1, description="first entry")] = 1,
 ) -> str:
     """List a folder: paths and sizes in bytes."""

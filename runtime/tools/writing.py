@@ -28,7 +28,7 @@ def write(context: ToolContext, path: str, content: str) -> str:
     _check_encodable(content=content)
     data = content.encode()
     existed = context.workspace.replace_file(path, data)
-    lines = len(content.splitlines())
+    lines = content.count("\n") + (not content.endswith("\n") and content != "")
     return f"{'overwrote' if existed else 'created'} {path}: {lines} lines, {len(data)} bytes"
 
 
@@ -121,7 +121,7 @@ def _with_crlf(text: str) -> str:
 
 def _first_places(text: str, wanted: str) -> list[int]:
     """Return where `wanted` starts first, overlapping places too: either of two that overlap could be meant."""
-    places = []
+    places: list[int] = []
     at = text.find(wanted)
     while at >= 0 and len(places) < LINES_NAMED:
         places.append(at)

@@ -1,0 +1,15 @@
+"""The tools that every session has, in the order in which the model is told of them."""
+
+from __future__ import annotations
+
+from .bash import bash
+from .listing import list_folder
+from .read import read
+from .search import search
+from .spec import Tool
+from .writing import edit, write
+
+
+def builtin_tools() -> tuple[Tool, ...]:
+    """Return read, search, list, write, edit and bash; the order is part of every session prefix."""
+    return (read, search, list_folder, write, edit, bash)
