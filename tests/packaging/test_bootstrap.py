@@ -156,6 +156,7 @@ def test_set_up_from_nothing_then_unchanged_then_repaired(checkout: Path, enviro
     (checkout / ".venv" / "bin" / "python").unlink()
     repaired = run(checkout, offline, "llama")
     assert repaired.returncode == 0, repaired.stderr
+    assert "making" in repaired.stdout
     assert "compiling" not in repaired.stdout
     assert built_with(checkout) == "-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF"
 
@@ -173,6 +174,10 @@ def test_other_cmake_args_build_and_install_another_wheel_that_later_runs_keep(
     assert kept.returncode == 0, kept.stderr
     assert built_with(checkout) == "-DGGML_CUDA=ON"
     assert json.loads((checkout / ".venv" / "chapbook-setup.json").read_text())["extras"] == ["llama", "test"]
+
+    moved = checkout.rename(checkout.with_name("moved"))
+    assert "making" in run(moved, environment | {"CMAKE_ARGS": ""}, "llama").stdout, "its scripts point elsewhere"
+    assert built_with(moved) == "-DGGML_CUDA=ON"
 
 
 def test_a_folder_that_is_no_virtual_environment_is_left_alone(checkout: Path, environment: dict[str, str]) -> None:
@@ -206,6 +211,26 @@ def test_without_a_compiler_nothing_is_built_and_the_message_names_one(
     with pytest.raises(bootstrap.SetupFailed, match=r"no C\+\+ compiler found .* apt install build-essential"):
         bootstrap.llama_wheel(bare, "llama-cpp-python==0.3.36", cmake_args="-DX=1")
     assert kept_wheels(pip.environment) == []
+
+
+def test_too_little_room_for_a_build_is_told_before_it_starts(bootstrap: ModuleType, pip: Any) -> None:
+    with pytest.raises(bootstrap.SetupFailed, match=r"needs 1000000000 GB in .* GB free.*XDG_CACHE_HOME"):
+        bootstrap.check_can_compile(pip, needs_bytes=10**18)
+
+
+def test_a_python_without_ensurepip_names_the_package(tmp_path: Path) -> None:
+    program = textwrap.dedent(f"""
+        import runpy, sys
+        from pathlib import Path
+        script = runpy.run_path({str(SCRIPT)!r})
+        sys.modules["ensurepip"] = None  # how Debian ships it
+        script["ensure_venv"](Path({str(tmp_path)!r}), rebuild=False)
+    """)
+    refused = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert "no module `ensurepip`" in refused.stderr
+    assert f"apt install python{version}-venv" in refused.stderr
+    assert not (tmp_path / ".venv").exists()
 
 
 def test_offline_says_so_and_keeps_the_log(bootstrap: ModuleType, pip: Any) -> None:
