@@ -32,7 +32,7 @@ from .schema import (
     type_of,
     value_schema,
 )
-from .strict_json import Unreadable, read_json
+from .strict_json import Unreadable, read_whole_json
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?\Z")
 _WORDS: dict[str, Any] = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
@@ -242,10 +242,9 @@ def _coerced(kind: str, value: Any) -> Any:
 
 def _from_json(text: str) -> Any:
     try:
-        read = read_json(text, 0)
+        return read_whole_json(text)
     except Unreadable:
         return _UNCHANGED
-    return read.value if read.end == len(text) else _UNCHANGED
 
 
 def _nearest_choice(value: Any, listed: Sequence[Any] | None) -> str:

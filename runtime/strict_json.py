@@ -36,7 +36,7 @@ def skip_space(text: str, position: int) -> int:
 
 
 def read_json(text: str, position: int) -> JsonRead:
-    """Read the JSON value that begins at `position`; raw newlines in strings pass, since nothing is ambiguous then.
+    """Read the JSON value that begins at `position`.
 
     Raises Unreadable for anything that is not JSON, a key that occurs twice, NaN, or nesting over `MAX_VALUE_DEPTH`.
     """
@@ -53,6 +53,14 @@ def read_json(text: str, position: int) -> JsonRead:
     if not _encodes(value):
         raise Unreadable("a \\u escape is half of a surrogate pair, which is no character", end)
     return JsonRead(value, end)
+
+
+def read_whole_json(text: str) -> Any:
+    """Return the value that `text` is the JSON of, white space around it aside. Raises Unreadable otherwise."""
+    read = read_json(text, skip_space(text, 0))
+    if skip_space(text, read.end) < len(text):
+        raise Unreadable("more follows the JSON value", read.end)
+    return read.value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

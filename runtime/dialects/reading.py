@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ..calls import CallProblem, ParsedCall, ParsedReply
 from ..chat_format import ReasoningMarks
-from ..strict_json import Unreadable, read_json, skip_space
+from ..strict_json import Unreadable, read_whole_json, skip_space
 
 MAX_PROBLEMS = 16
 """A reply with so many unreadable calls is not read further; what remains is text."""
@@ -77,7 +77,7 @@ class _Thought(NamedTuple):
 
 def _leading_thoughts(reply: str, marks: ReasoningMarks | None) -> list[_Thought]:
     found: list[_Thought] = []
-    if marks and marks.open_at_start:
+    if marks and marks.open_at_start and not reply.startswith(marks.begin, skip_space(reply, 0)):
         found.append(_thought(reply, marks, start=0, inner=0))
     while marks:
         start = skip_space(reply, found[-1].end if found else 0)
@@ -120,7 +120,7 @@ def call_of(value: Any, raw: str, position: int, *, need_arguments: bool = False
     arguments = value[given[0]] if given else None
     if isinstance(arguments, str):
         try:
-            arguments = read_json(arguments, skip_space(arguments, 0)).value
+            arguments = read_whole_json(arguments)
         except Unreadable as broken:
             raise Unreadable(f'"arguments" is a text that is not a JSON object ({broken.problem})', position) from None
     if arguments is not None and not isinstance(arguments, dict):

