@@ -113,7 +113,7 @@ def attention_layers_heads(architecture: str, values: Mapping[str, Any], number:
         # Latent attention keeps one compressed vector a layer, in a form that differs between versions.
         return None
     heads = values.get(f"{architecture}.attention.head_count_kv", number(f"{architecture}.attention.head_count"))
-    if isinstance(heads, np.ndarray):
+    if isinstance(heads, np.ndarray) and heads.dtype.kind in "iu":
         return int(heads[:layers].sum())
     if not isinstance(heads, int):
         return None
@@ -124,4 +124,4 @@ def attention_layers_heads(architecture: str, values: Mapping[str, Any], number:
 def _layers(architecture: str, number: Number) -> int | None:
     """Return the layers that run for a prediction: without those that only draft (`nextn_predict_layers`)."""
     blocks = number(f"{architecture}.block_count")
-    return None if blocks is None else blocks - (number(f"{architecture}.nextn_predict_layers") or 0)
+    return None if blocks is None else max(0, blocks - (number(f"{architecture}.nextn_predict_layers") or 0))
