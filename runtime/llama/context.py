@@ -1,0 +1,194 @@
+"""A llama.cpp context: one decode call, the logits that it leaves behind, and its abort flag.
+
+The logits of a context belong to whichever sequence decoded last. They are put aside before another one decodes, so
+that sessions which take turns find theirs unharmed. Callers hold the engine's turn.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...kernels.errors import DecodeFailed
+from ...kernels.tokens import TokenIds, token_ids
+from ..engine import MemoryKind, SequenceId
+from .batch import TokenBatch
+from .library import CancelFlag, library
+from .memory import ContextMemory
+from .sequence import SequenceState, Snapshot
+
+OnDecode: TypeAlias = Callable[[SequenceId, TokenIds, int], None]
+"""Called with (sequence, tokens, position of the first) at every `llama_decode`, before it. For tests."""
+
+_NO_SLOT, _ABORTED = 1, 2
+_RECURRENT_KINDS = frozenset({MemoryKind.RECURRENT, MemoryKind.HYBRID})
+
+
+class Decoded(enum.Enum):
+    """How a decode ended. With NO_ROOM nothing was evaluated, and an idle sequence may be evicted for it."""
+
+    DONE = enum.auto()
+    CANCELLED = enum.auto()
+    NO_ROOM = enum.auto()
+
+
+class LlamaContext:
+    """Evaluates tokens of one sequence at a time and keeps its account true, whatever happens in between."""
+
+    def __init__(
+        self, pointer: Any, *, vocab_size: int, kind: MemoryKind, n_batch: int, on_decode: OnDecode | None
+    ) -> None:
+        self.pointer = pointer
+        self.memory = ContextMemory(pointer)
+        self._api = library().api
+        self._vocab_size = vocab_size
+        self._kind = kind
+        self._n_batch = n_batch
+        self._batch = TokenBatch(n_batch)
+        self._on_decode = on_decode
+        self._live: SequenceState | None = None
+        self._armed: CancelFlag | None = None
+        self._never = CancelFlag()
+
+    @property
+    def survives_abort(self) -> bool:
+        """Whether an aborted decode leaves what was resident before it as it was."""
+        return self._kind not in _RECURRENT_KINDS
+
+    def arm(self, flag: CancelFlag | None) -> None:
+        """Let `flag` abort what is decoded from now on. Each operation has its own: a late cancel harms no other."""
+        flag = flag or self._never
+        if flag is not self._armed:
+            self._api.llama_set_abort_callback(self.pointer, library().on_abort, flag.address)
+            self._armed = flag
+
+    def decode_one(self, sequence: SequenceState, token: int) -> Decoded:
+        """Evaluate one token after the resident ones; its logits are at hand afterwards."""
+        position = len(sequence.run)
+        assert sequence.slot is not None
+        self._claim(sequence)
+        self._batch.fill_one(token, slot=sequence.slot, position=position)
+        if self._on_decode is not None:
+            self._on_decode(sequence.id, token_ids((token,)), position)
+        code = self._api.llama_decode(self.pointer, self._batch.raw)
+        if code == 0:
+            sequence.run.append(token)
+            sequence.logits_at_hand = True
+            self._live = sequence
+            return Decoded.DONE
+        return self._settle(sequence, token_ids((token,)), code)
+
+    def decode(
+        self, sequence: SequenceState, tokens: TokenIds, *, last_logits: bool, all_logits: bool = False
+    ) -> Decoded:
+        """Evaluate at most `n_batch` tokens after the resident ones."""
+        position = len(sequence.run)
+        assert sequence.slot is not None
+        self._claim(sequence)
+        self._batch.fill(tokens, slot=sequence.slot, start=position, all_logits=all_logits, last_logits=last_logits)
+        if self._on_decode is not None:
+            self._on_decode(sequence.id, token_ids(tokens.copy()), position)
+        code = self._api.llama_decode(self.pointer, self._batch.raw)
+        if code == 0:
+            sequence.run.extend(tokens)
+            sequence.logits_at_hand = last_logits or all_logits
+            self._live = sequence if sequence.logits_at_hand else None
+            return Decoded.DONE
+        return self._settle(sequence, tokens, code)
+
+    def is_live(self, sequence: SequenceState) -> bool:
+        """Whether the context's own logits are those after the last resident token of `sequence`."""
+        return self._live is sequence
+
+    def logits(self, sequence: SequenceState) -> NDArray[np.float32]:
+        """Return the logits after the last resident token, shape (vocab_size,). A view: use it before decoding on."""
+        if self._live is sequence:
+            return self.output(-1)
+        assert sequence.saved_logits is not None
+        return sequence.saved_logits
+
+    def output(self, row: int) -> NDArray[np.float32]:
+        """Return the logits of one row of the last decode, -1 for its last one. A view."""
+        pointer = self._api.llama_get_logits_ith(self.pointer, row)
+        assert pointer
+        return np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self._vocab_size,))
+
+    def take_snapshot(self, sequence: SequenceState) -> None:
+        """Keep a copy of what a recurrent state is now: the only way back to here. Nothing on memory that rewinds."""
+        if self.survives_abort:
+            return
+        assert sequence.slot is not None
+        state = self.memory.copy_state(sequence.slot)
+        sequence.snapshot = Snapshot(sequence.run.copy(), state) if state is not None else None
+
+    def rewind(self, sequence: SequenceState, keep: int) -> bool:
+        """Forget everything from position `keep` on; where this fails nothing at all is left. `sync_plan` decides."""
+        assert sequence.slot is not None
+        self._invalidate(sequence)
+        if keep and self.memory.drop_tail(sequence.slot, keep):
+            sequence.run.truncate(keep)
+            return True
+        self.clear(sequence)
+        return keep == 0
+
+    def restore(self, sequence: SequenceState) -> bool:
+        """Go back to the snapshot; where there is none, or it fails, nothing is left."""
+        assert sequence.slot is not None
+        self._invalidate(sequence)
+        snapshot = sequence.snapshot
+        if snapshot is not None:
+            kept = len(snapshot.tokens)
+            if self.memory.restore_state(sequence.slot, snapshot.state, position=kept):
+                sequence.run.truncate(kept)
+                return True
+        self.clear(sequence)
+        return False
+
+    def clear(self, sequence: SequenceState) -> None:
+        """Forget all of a sequence; it keeps its slot."""
+        if sequence.slot is not None:
+            self.memory.clear(sequence.slot)
+        self._invalidate(sequence)
+        sequence.forget()
+
+    def _claim(self, sequence: SequenceState) -> None:
+        """Put the logits of another sequence aside, and note that those of this one are about to change."""
+        live = self._live
+        if live is not None and live is not sequence:
+            live.saved_logits = self.output(-1).copy()
+        self._live = None
+        sequence.forget_logits()
+
+    def _invalidate(self, sequence: SequenceState) -> None:
+        if self._live is sequence:
+            self._live = None
+        sequence.forget_logits()
+
+    def _settle(self, sequence: SequenceState, tokens: TokenIds, code: int) -> Decoded:
+        """Make the account true after a decode of `tokens` that did not succeed.
+
+        An abort keeps the ubatches that were finished. On a recurrent state the position then overstates what was
+        computed, so that it has to go back to the snapshot.
+        """
+        if code == _NO_SLOT:
+            return Decoded.NO_ROOM
+        position = len(sequence.run)
+        if not self.survives_abort:
+            self.restore(sequence)
+        else:
+            assert sequence.slot is not None
+            sequence.run.extend(tokens)
+            sequence.run.truncate(self.memory.held_tokens(sequence.slot))
+        if code == _ABORTED:
+            return Decoded.CANCELLED
+        raise DecodeFailed(
+            f"llama_decode failed with code {code} at token {position}; what was evaluated before is kept. "
+            f"If it fails again, a smaller n_ctx or n_ubatch takes less memory",
+            code=code,
+            position=position,
+        )

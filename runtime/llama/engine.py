@@ -1,0 +1,308 @@
+"""The engine in this process: `runtime.engine.Engine` on llama.cpp's low-level functions."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ...kernels.errors import EngineError, UsageError
+from ...kernels.tokens import NO_TOKENS, TokenIds, concat_tokens
+from ..cancel import Cancel
+from ..engine import EngineInfo, Grammar, PrefillProgress, Sampling, SequenceId, SyncReport
+from ..gguf import fingerprint
+from .constraint import ReplyConstraint
+from .context import LlamaContext, OnDecode
+from .generation import LlamaGeneration
+from .grammar import GrammarShelf
+from .library import library
+from .loading import OUTPUTS_MOST, ContextOptions, LoadedModel, load_model, memory_kind
+from .placement import KV_ELEMENT_BYTES, Placement, free_memory_bytes, physical_cores, place
+from .residency import Residency, check_ids, check_run, end_generation
+from .sampler import Sampler
+from .tokenizer import LlamaTokenizer
+from .trigger import TextWatch
+from .turns import Turns
+
+DEFAULT_BATCH_TOKENS = 512
+DEFAULT_SEQUENCES = 4
+_SAMPLING_KEYS = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repeat_penalty": "penalty_repeat",
+    "repeat_last_n": "penalty_last_n",
+}
+_WHOLE = frozenset({"top_k", "repeat_last_n"})
+MOST_SEQUENCES = 256
+"""llama.cpp's LLAMA_MAX_SEQ."""
+
+
+class LlamaEngine:
+    """A loaded model. See `engine.Engine` for what the methods promise; `open` makes one.
+
+    `n_sequences` are resident at once at most; more may be open. Where cells or places run out, the least recently
+    used idle sequence gives up all of its memory, and says so as the reason of its next sync.
+    """
+
+    def __init__(
+        self, model: LoadedModel, options: ContextOptions, placement: Placement, on_decode: OnDecode | None
+    ) -> None:
+        api = library().api
+        model.open_context(options)
+        self._model = model
+        self.placement = placement
+        self._turns = Turns()
+        self.tokenizer = LlamaTokenizer(model.vocab)
+        # llama.cpp rounds the window up, and may lower the batch to it.
+        self._n_ctx = min(placement.n_ctx, api.llama_n_ctx(model.context))
+        n_batch = min(options.n_batch, api.llama_n_batch(model.context))
+        self._kind = memory_kind(model, swa_full=options.swa_full)
+        self._window_tokens = int(api.llama_model_n_swa(model.pointer))
+        self.context = LlamaContext(
+            model.context, vocab_size=self.tokenizer.size, kind=self._kind, n_batch=n_batch, on_decode=on_decode
+        )
+        self.residency = Residency(
+            self.context,
+            self._turns,
+            kind=self._kind,
+            window_tokens=self._window_tokens,
+            n_places=options.n_sequences,
+            n_batch=n_batch,
+        )
+        self._grammars = GrammarShelf(self.tokenizer, model.vocab)
+        self._info = self._describe()
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        n_ctx: int | None = None,
+        n_gpu_layers: int | None = None,
+        n_threads: int | None = None,
+        n_batch: int | None = None,
+        n_ubatch: int | None = None,
+        type_k: str | None = None,
+        type_v: str | None = None,
+        flash_attn: bool | None = None,
+        n_sequences: int = DEFAULT_SEQUENCES,
+        swa_full: bool = False,
+        on_decode: OnDecode | None = None,
+    ) -> Self:
+        """Load the GGUF at `path`. None means: the best that is known (`placement` says why for `n_ctx`).
+
+        Raises ModelFileError where it is no whole GGUF, ModelLoadError where llama.cpp refuses it, UsageError for an
+        option out of its range.
+        """
+        cache_types = type_k or "f16", type_v or "f16"
+        batch, ubatch = n_batch or DEFAULT_BATCH_TOKENS, n_ubatch or min(n_batch or DEFAULT_BATCH_TOKENS, 512)
+        _check_options(n_ctx=n_ctx, n_batch=batch, n_ubatch=ubatch, n_sequences=n_sequences, cache_types=cache_types)
+        model = load_model(path, n_gpu_layers=n_gpu_layers)
+        try:
+            placement = place(
+                model.metadata,
+                asked_n_ctx=n_ctx,
+                free_bytes=free_memory_bytes(),
+                n_ubatch=ubatch,
+                n_outputs=OUTPUTS_MOST,
+                type_k=cache_types[0],
+                type_v=cache_types[1],
+            )
+            options = ContextOptions(
+                n_cells=placement.n_ctx,
+                n_batch=max(batch, OUTPUTS_MOST),
+                n_ubatch=max(ubatch, OUTPUTS_MOST),
+                n_threads=n_threads or physical_cores(),
+                n_sequences=n_sequences,
+                type_k=cache_types[0],
+                type_v=cache_types[1],
+                flash_attn=flash_attn,
+                swa_full=swa_full,
+            )
+            return cls(model, options, placement, on_decode)
+        except BaseException:
+            model.close()
+            raise
+
+    @property
+    def info(self) -> EngineInfo:
+        """See `engine.Engine.info`."""
+        return self._info
+
+    def default_sampling(self) -> Sampling:
+        """Return the sampling that the model's file names (`general.sampling.*`), the runtime's where it does not."""
+        values = self._model.metadata.values
+        found: dict[str, float | int] = {}
+        for field, key in _SAMPLING_KEYS.items():
+            value = values.get(f"general.sampling.{key}")
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
+                found[field] = int(value) if field in _WHOLE else float(value)
+        return msgspec.structs.replace(Sampling(), **found)
+
+    def tokenize(self, text: str, *, parse_special: bool) -> TokenIds:
+        """See `engine.Tokenizer.tokenize`."""
+        return self.tokenizer.tokenize(text, parse_special=parse_special)
+
+    def detokenize(self, tokens: TokenIds, *, special: bool = True) -> bytes:
+        """See `engine.Tokenizer.detokenize`."""
+        return self.tokenizer.detokenize(tokens, special=special)
+
+    def open_sequence(self) -> SequenceId:
+        """See `engine.Engine.open_sequence`. Any number may be open."""
+        with self._turns:
+            self.residency.check_open()
+            return self.residency.open().id
+
+    def drop(self, sequence: SequenceId) -> None:
+        """See `engine.Engine.drop`."""
+        with self._turns:
+            self.residency.drop(sequence)
+
+    def resident(self, sequence: SequenceId) -> TokenIds:
+        """See `engine.Engine.resident`."""
+        with self._turns:
+            return self.residency.state(sequence).run.copy()
+
+    def sync(
+        self,
+        sequence: SequenceId,
+        wanted: TokenIds,
+        *,
+        progress: PrefillProgress | None = None,
+        cancel: Cancel | None = None,
+    ) -> SyncReport:
+        """See `engine.Engine.sync`. A reply of this sequence that is still being generated is ended."""
+        check_run(wanted, n_ctx=self._n_ctx, vocab_size=self.tokenizer.size)
+        return self.residency.sync(sequence, wanted, progress=progress, cancel=cancel)
+
+    def generate(
+        self,
+        sequence: SequenceId,
+        *,
+        sampling: Sampling,
+        max_tokens: int,
+        grammar: Grammar | None = None,
+        stop: tuple[str, ...] = (),
+        forced: TokenIds | None = None,
+        so_far: TokenIds | None = None,
+        cancel: Cancel | None = None,
+    ) -> LlamaGeneration:
+        """See `engine.Engine.generate`. Raises GrammarError, and EngineError where the sequence was not synced."""
+        so_far = NO_TOKENS if so_far is None else so_far
+        check_ids(so_far if forced is None else forced, vocab_size=self.tokenizer.size)
+        with self._turns:
+            state = self.residency.state(sequence)
+            end_generation(state)
+            if not state.logits_at_hand:
+                raise EngineError(f"sequence {sequence} has no logits to go on from: sync it first")
+            constraint = self._constraint(grammar, so_far) if grammar is not None and forced is None else None
+            queued = constraint.forced_start(so_far) if constraint is not None else NO_TOKENS
+            generation = LlamaGeneration(
+                self.residency,
+                self.context,
+                self.tokenizer,
+                self._turns,
+                state,
+                max_tokens=min(max_tokens, self._n_ctx - len(state.run)),
+                sampler=None
+                if forced is not None
+                else Sampler(sampling, vocab_size=self.tokenizer.size, history=state.run.view()),
+                constraint=constraint,
+                stop=self._stop_watch(stop, so_far) if stop and forced is None else None,
+                queued=queued if forced is None else forced,
+                cancel=cancel,
+            )
+            state.generation = weakref.ref(generation)
+            return generation
+
+    def score(self, sequence: SequenceId, tokens: TokenIds, *, given: TokenIds) -> list[float]:
+        """See `engine.Engine.score`. `given` is not empty."""
+        check_run(concat_tokens([given, tokens]), n_ctx=self._n_ctx, vocab_size=self.tokenizer.size)
+        self.sync(sequence, given)
+        scores: list[float] = []
+        with self._turns:
+            state = self.residency.state(sequence)
+            self.context.arm(None)
+            before = self.context.logits(state).copy()
+            for start in range(0, len(tokens), OUTPUTS_MOST):
+                part = tokens[start : start + OUTPUTS_MOST]
+                self.residency.decode(state, part, last_logits=True, all_logits=True)
+                # Row i foretells token i + 1 of the part, the logits before it its first.
+                rows = [before, *(self.context.output(row) for row in range(len(part) - 1))]
+                scores += [_log_probability(row, token) for row, token in zip(rows, part.tolist(), strict=True)]
+                before = self.context.output(len(part) - 1).copy()
+        return scores
+
+    def check_integrity(self) -> None:
+        """Compare the account of every sequence with what llama.cpp holds. Raises AssertionError where they differ."""
+        with self._turns:
+            self.residency.check_open()
+            self.residency.check_integrity()
+
+    def close(self) -> None:
+        """See `engine.Engine.close`."""
+        with self._turns:
+            if not self.residency.is_closed:
+                self.residency.close()
+                self.tokenizer.close()
+                self._model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _constraint(self, grammar: Grammar, so_far: TokenIds) -> ReplyConstraint:
+        constraint = ReplyConstraint(grammar, self._grammars.get(grammar.gbnf), self.tokenizer)
+        for token in so_far.tolist():
+            constraint.observe(token)
+        return constraint
+
+    def _stop_watch(self, stop: tuple[str, ...], so_far: TokenIds) -> TextWatch:
+        watch = TextWatch(stop)
+        watch.feed(self.tokenizer.detokenize(so_far))
+        return watch
+
+    def _describe(self) -> EngineInfo:
+        metadata, tokenizer = self._model.metadata, self.tokenizer
+        return EngineInfo(
+            model_name=metadata.name or self._model.path.stem,
+            fingerprint=fingerprint(self._model.path, metadata),
+            n_ctx=self._n_ctx,
+            n_ctx_trained=self.placement.n_ctx_trained,
+            vocab_size=tokenizer.size,
+            memory=self._kind,
+            sliding_window_tokens=self._window_tokens,
+            chat_template=metadata.chat_template,
+            add_bos=tokenizer.add_bos,
+            bos_id=tokenizer.bos_id,
+            bos_text=tokenizer.text(tokenizer.bos_id),
+            eos_text=tokenizer.text(tokenizer.eos_id),
+            control_texts=tokenizer.control_texts,
+        )
+
+
+def _check_options(
+    *, n_ctx: int | None, n_batch: int, n_ubatch: int, n_sequences: int, cache_types: tuple[str, str]
+) -> None:
+    if not 1 <= n_sequences <= MOST_SEQUENCES:
+        raise UsageError(f"n_sequences is {n_sequences}: it is 1 to {MOST_SEQUENCES}")
+    if min(n_batch, n_ubatch) < 1 or (n_ctx is not None and n_ctx < 1):
+        raise UsageError(f"n_ctx, n_batch and n_ubatch are 1 or more, not {n_ctx}, {n_batch}, {n_ubatch}")
+    for name in cache_types:
+        if name not in KV_ELEMENT_BYTES:
+            raise UsageError(f"{name!r} is no type of KV cache: it is one of {', '.join(KV_ELEMENT_BYTES)}")
+
+
+def _log_probability(logits: NDArray[np.float32], token: int) -> float:
+    """Return log softmax(logits)[token]. Shape: (vocab_size,)."""
+    shifted = logits.astype(np.float64) - float(logits.max())
+    return float(shifted[token] - np.log(np.exp(shifted).sum()))
