@@ -81,9 +81,7 @@ class Store:
 
         Raises WorkspaceError where the workspace is not a folder that can be read.
         """
-        if not workspace.is_dir():
-            what = "is not a folder" if workspace.exists() else "does not exist"
-            raise WorkspaceError(f"the workspace {workspace} {what}: name an existing folder", path=workspace)
+        _require_folder(workspace)
         if not os.access(workspace, os.R_OK | os.X_OK):
             raise WorkspaceError(
                 f"the workspace {workspace} cannot be read by this user: change its permissions, or name another",
@@ -103,8 +101,9 @@ class Store:
     def prepare(self) -> IgnoreReport:
         """Create the store, for the owner alone, and have git pass over it. Doing so again changes nothing.
 
-        Raises WorkspaceError where it cannot be written.
+        Raises WorkspaceError where it cannot be written, or the workspace has vanished.
         """
+        _require_folder(self.workspace)
         try:
             make_private_folder(self.folder / "sessions")
         except OSError as error:
@@ -181,6 +180,12 @@ class Store:
             return None
         holder = str(holder_of(folder) or "") if locked else ""
         return _summarise(session, scan, holder=holder, locked=locked)
+
+
+def _require_folder(workspace: Path) -> None:
+    if not workspace.is_dir():
+        what = "is not a folder" if workspace.exists() else "does not exist"
+        raise WorkspaceError(f"the workspace {workspace} {what}: name an existing folder", path=workspace)
 
 
 def _summarise(session: SessionId, scan: LogScan, *, locked: bool, holder: str) -> SessionSummary:
