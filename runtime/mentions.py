@@ -28,12 +28,13 @@ class Mention(msgspec.Struct, frozen=True, kw_only=True):
         return {"path": self.path, **lines, **({} if self.limit is None else {"limit": self.limit})}
 
 
-_LINES = r"(?P<first>\d{1,12})(?P<range>-(?P<last>\d{1,12})?)?(?::\d+)?"
+_LINES = r"(?P<first>\d{1,12})(?P<range>-(?P<last>\d{1,12})?)?"
 # Either a quoted path, whose lines may follow the quote, or a run without spaces, quotes and brackets of markup.
 _CANDIDATE = re.compile(
     r"@(?:\"(?P<double>[^\"\n]+)\"|'(?P<single>[^'\n]+)'|(?P<run>[^\s\"'`<>|@]+))(?P<after>:\d[\d:-]*)?"
 )
-_WITH_LINES = re.compile(rf"(?P<path>.+?):{_LINES}")
+# As people write lines, and as compilers write a line and a column.
+_WITH_LINES = (re.compile(rf"(?P<path>.+):{_LINES}"), re.compile(rf"(?P<path>.+):{_LINES}:\d+"))
 _AFTER_QUOTE = re.compile(f":{_LINES}")
 _CLOSING = ".,;:!?)]}*_~…。，、；：！？）】」』"  # noqa: RUF001 (full-width marks close a Chinese sentence)
 _LONGEST_RUN = 4096
@@ -79,9 +80,10 @@ def _resolve(candidate: re.Match[str], exists: Exists) -> Mention | None:
     for path in _shorter_and_shorter(candidate["run"]):
         if exists(path):
             return _mention(path, None)
-        lines = _WITH_LINES.fullmatch(path)
-        if lines and exists(lines["path"]):
-            return _mention(lines["path"], lines)
+        for form in _WITH_LINES:
+            lines = form.fullmatch(path)
+            if lines and exists(lines["path"]):
+                return _mention(lines["path"], lines)
     return None
 
 

@@ -200,7 +200,7 @@ def _check_entry(path: str, resolved: ResolvedPath) -> None:
         status: os.stat_result | None = resolved.real.stat()
     except OSError as problem:
         status = None
-        if problem.errno == errno.ELOOP or resolved.real.is_symlink():
+        if problem.errno == errno.ELOOP:
             message = f"{path!r} is a loop of symbolic links"
             raise ContainmentError(message, path=path, rule=Rule.SYMLINK_LOOP) from problem
     # On POSIX `aux.c` is a file like any other once it is there; nothing makes a new one that a checkout breaks on.
