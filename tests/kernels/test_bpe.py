@@ -1,13 +1,11 @@
-import collections
-import random
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chapbook.bench.tiny_models import byte_characters
+from chapbook.bench.trained_vocabulary import trained_vocabulary
 from chapbook.kernels.bpe import (
     PATTERNS,
     USER_DEFINED,
@@ -21,60 +19,8 @@ from chapbook.kernels.bpe import (
 )
 from chapbook.kernels.runs import PieceSplitter
 
-TRAINING_TEXT = (
-    "the then there their other another mother the cat sat on the mat and then ran; it's they'll we've 1234 12 999\n\n"
-    "    def there(other):\n        return other == 'the'  # été naïve 中文中文字\n"
-    "    <div><span></span></div>  == != >=\n"
-)
-CHARS = [chr(b) if b in {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)} else "" for b in range(256)]
-unseen = iter(range(0x100, 0x200))
-CHARS = [char or chr(next(unseen)) for char in CHARS]
-
-
-def trained(pre: str, *, merges: int = 150, user_defined: tuple[str, ...] = (), without: bytes = b"") -> BpeVocabulary:
-    """Train a byte-level BPE vocabulary the textbook way: again and again, the most frequent pair becomes a token."""
-    words = collections.Counter(regex.findall(PATTERNS[pre], TRAINING_TEXT * 3))
-    split = {word: tuple(CHARS[byte] for byte in word.encode()) for word in words}
-    pairs = []
-    for _ in range(merges):
-        counts = collections.Counter()
-        for word, symbols in split.items():
-            for pair in pairwise(symbols):
-                counts[pair] += words[word]
-        if not counts:
-            break
-        best = max(counts, key=lambda pair: (counts[pair], pair))
-        pairs.append(best)
-        for word, symbols in split.items():
-            split[word] = tuple(merge_all(symbols, best))
-    tokens = [CHARS[byte] for byte in range(256) if byte not in without] + list(dict.fromkeys(a + b for a, b in pairs))
-    # Ids in another order than ranks, as in real vocabularies with control tokens in front.
-    random.Random(7).shuffle(tokens)
-    types = [1] * len(tokens) + [USER_DEFINED] * len(user_defined)
-    return BpeVocabulary("gpt2", pre, [*tokens, *user_defined], [f"{a} {b}" for a, b in pairs], types)
-
-
-def merge_all(symbols, pair):
-    at = 0
-    while at < len(symbols):
-        if symbols[at : at + 2] == pair:
-            yield "".join(pair)
-            at += 2
-        else:
-            yield symbols[at]
-            at += 1
-
-
-def counter(vocabulary: BpeVocabulary) -> BpeCounter:
-    built = build_bpe_counter(vocabulary)
-    assert isinstance(built, BpeCounter)
-    return built
-
-
 FAMILIES = ("gpt-2", "smollm", "llama-bpe", "qwen2", "qwen35")
 MARKUP = ("<tool_call>", "</tool_call>", "      ", "   ", "  ", "#")
-VOCABULARIES = {pre: trained(pre, user_defined=MARKUP) for pre in FAMILIES}
-COUNTERS = {pre: counter(vocabulary) for pre, vocabulary in VOCABULARIES.items()}
 words = st.sampled_from(
     [
         "the",
@@ -100,16 +46,32 @@ words = st.sampled_from(
 texts = st.lists(words, max_size=25).map("".join) | st.text(max_size=40)
 
 
+def counter(vocabulary: BpeVocabulary) -> BpeCounter:
+    built = build_bpe_counter(vocabulary)
+    assert isinstance(built, BpeCounter)
+    return built
+
+
+@pytest.fixture(scope="module")
+def vocabularies() -> dict[str, BpeVocabulary]:
+    return {pre: trained_vocabulary(pre, user_defined=MARKUP) for pre in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def counters(vocabularies) -> dict[str, BpeCounter]:
+    return {pre: counter(vocabulary) for pre, vocabulary in vocabularies.items()}
+
+
 @pytest.mark.parametrize("pre", FAMILIES)
 @given(text=texts)
 @settings(max_examples=60)
-def test_ids_are_those_of_merging_pair_by_pair(pre, text):
-    assert COUNTERS[pre].encode(text).tolist() == encode_reference(VOCABULARIES[pre], text).tolist()
+def test_ids_are_those_of_merging_pair_by_pair(vocabularies, counters, pre, text):
+    assert counters[pre].encode(text).tolist() == encode_reference(vocabularies[pre], text).tolist()
 
 
-@given(texts)
-def test_the_count_is_the_length_of_the_ids(text):
-    assert COUNTERS["smollm"].count(text) == len(COUNTERS["smollm"].encode(text))
+@given(text=texts)
+def test_the_count_is_the_length_of_the_ids(counters, text):
+    assert counters["smollm"].count(text) == len(counters["smollm"].encode(text))
 
 
 @pytest.mark.parametrize("pattern", sorted(set(PATTERNS.values())))
@@ -119,20 +81,20 @@ def test_every_pattern_is_total(pattern, text):
     assert "".join(regex.findall(pattern, text)) == text
 
 
-@given(texts)
-def test_decoding_the_ids_gives_the_bytes_of_the_text(text):
-    vocabulary = VOCABULARIES["llama-bpe"]
-    bytes_of = {char: byte for byte, char in enumerate(CHARS)}
+@given(text=texts)
+def test_decoding_the_ids_gives_the_bytes_of_the_text(vocabularies, counters, text):
+    vocabulary = vocabularies["llama-bpe"]
+    bytes_of = {char: byte for byte, char in enumerate(byte_characters())}
     decoded = b""
-    for id in COUNTERS["llama-bpe"].encode(text).tolist():
+    for id in counters["llama-bpe"].encode(text).tolist():
         token = vocabulary.tokens[id]
         decoded += token.encode() if vocabulary.token_types[id] == USER_DEFINED else bytes(map(bytes_of.get, token))
     assert decoded == text.encode()
 
 
-def test_structural_markup_in_a_text_stays_text_and_white_space_tokens_are_used():
-    vocabulary = VOCABULARIES["gpt-2"]
-    ids = COUNTERS["gpt-2"].encode("a<tool_call>b      c#")
+def test_structural_markup_in_a_text_stays_text_and_white_space_tokens_are_used(vocabularies, counters):
+    vocabulary = vocabularies["gpt-2"]
+    ids = counters["gpt-2"].encode("a<tool_call>b      c#")
     tokens = [vocabulary.tokens[id] for id in ids]
     assert "<tool_call>" not in tokens
     assert "      " in tokens
@@ -140,13 +102,13 @@ def test_structural_markup_in_a_text_stays_text_and_white_space_tokens_are_used(
 
 
 def test_a_byte_without_a_token_is_dropped():
-    vocabulary = trained("gpt-2", without=b"\x00\xff")
+    vocabulary = trained_vocabulary("gpt-2", without=b"\x00\xff")
     assert len(counter(vocabulary).encode("a\0b")) == 2
     assert counter(vocabulary).encode("a\0b").tolist() == encode_reference(vocabulary, "a\0b").tolist()
 
 
-def test_ids_are_read_only_and_of_32_bits():
-    ids = COUNTERS["gpt-2"].encode("the cat")
+def test_ids_are_read_only_and_of_32_bits(counters):
+    ids = counters["gpt-2"].encode("the cat")
     assert ids.dtype == np.int32
     assert not ids.flags.writeable
 
@@ -159,11 +121,11 @@ def test_ids_are_read_only_and_of_32_bits():
         ({"pre": ""}, "''"),
         ({"merges": ["a b", "Q Z Z"]}, "no token"),
         ({"merges": ["▁ a"]}, "no token"),
-        ({"tokens": ["▁a", *CHARS], "merges": ["▁ a"], "token_types": []}, "'▁'"),
+        ({"tokens": ["▁a"], "merges": ["▁ a"], "token_types": []}, "'▁'"),
     ],
 )
-def test_an_unsupported_vocabulary_is_a_result_that_says_why(changes, reason):
-    whole = VOCABULARIES["gpt-2"]
+def test_an_unsupported_vocabulary_is_a_result_that_says_why(vocabularies, changes, reason):
+    whole = vocabularies["gpt-2"]
     fields = {name: changes.get(name, getattr(whole, name)) for name in whole.__slots__}
     built = build_bpe_counter(BpeVocabulary(**fields))
     assert isinstance(built, BpeUnsupported)

