@@ -101,6 +101,12 @@ def test_sessions_that_agree_over_several_reads_are_followed_to_the_end(tmp_path
     assert account.bound(token_ids(long)) == 5
 
 
+def test_a_session_that_agrees_again_after_it_parted_counts_up_to_there(tmp_path: Path) -> None:
+    request = [0] * (3 * bound_module.READ_TOKENS)
+    account = BoundAccount([write(tmp_path / "a", [*request[:10], 1, *request[11:]])])
+    assert account.bound(token_ids(request)) == len(request) - 10
+
+
 @pytest.mark.parametrize("what", ["missing", "a folder", "empty", "a torn token", "unreadable"])
 def test_a_file_that_cannot_be_used_holds_nothing(tmp_path: Path, what: str) -> None:
     path = tmp_path / "tokens.i32"

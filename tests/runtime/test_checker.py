@@ -21,6 +21,7 @@ from chapbook.runtime.calls import CallId, Piece
 from chapbook.runtime.captured import DecodedBatch, compare_with_captured
 from chapbook.runtime.chat_format import AppendKind, ChatFormat, ContentForm, Glue, GluePart, Slot
 from chapbook.runtime.checker import CheckProblem, Rebuilt, rebuild, require_agreement
+from chapbook.runtime.composition import Composer, Place, place_after
 from chapbook.runtime.events import (
     AssistantMessage,
     Author,
@@ -379,6 +380,20 @@ def test_any_session_is_rebuilt_as_a_plain_composer_builds_it(script: Script) ->
     assert_rebuilt(script, script.check())
 
 
+@given(scripts())
+@settings(deadline=None)
+def test_the_path_that_composes_a_session_as_it_goes_on_gives_the_same_tokens(script: Script) -> None:
+    composer, place = Composer(tokenizer=ByteTokenizer(), chat_format=FORMAT), Place()
+    for logged in script.events:
+        event = logged.event
+        spans: tuple[Span, ...] = getattr(event, "spans", ())
+        by_model = isinstance(event, AssistantMessage) and event.author is Author.MODEL
+        if spans and not by_model:
+            composed = [(each.kind, each.tokens.tolist()) for each in composer.compose(place, event)]
+            assert composed == [(s.kind, script.stored[s.offset : s.offset + s.length]) for s in spans]
+        place = place_after(place, event)
+
+
 @given(scripts(), st.data())
 @settings(deadline=None)
 def test_one_changed_id_is_found_and_its_event_named(script: Script, data: st.DataObject) -> None:
@@ -493,10 +508,45 @@ def test_changed_text_of_an_event_is_found() -> None:
     assert message_of(problems, RESULT_SEQ).startswith("the message of tool/result, token 0")
 
 
+@pytest.mark.parametrize("by", [-1, 3])
+def test_text_that_is_shorter_or_longer_than_what_is_stored_is_found(by: int) -> None:
+    event = SESSION.events[RESULT_SEQ].event
+    assert isinstance(event, ToolResult)
+    content = event.content[:by] if by < 0 else event.content + "x" * by
+    problems = SESSION.check(events=SESSION.with_event(RESULT_SEQ, content=content)).problems
+    stored_tokens = spans_of(RESULT_SEQ)[1].length
+    assert "rebuilt nothing" in problems[0].message if by < 0 else "stored nothing" in problems[0].message
+    assert (problems[0].seq, problems[0].token) == (RESULT_SEQ, min(stored_tokens, stored_tokens + by))
+
+
 def test_text_cannot_pass_for_a_reply_of_the_model() -> None:
     seq = next(e.seq for e in SESSION.events if isinstance(e.event, AssistantMessage) and e.event.author == "runtime")
     events = SESSION.with_event(seq, author=Author.MODEL)
     assert "no step asked for" in message_of(SESSION.check(events=events).problems, seq)
+
+
+def test_a_reply_after_another_message_than_its_step_is_found() -> None:
+    script = Script()
+    script.open()
+    script.user("hi")
+    script.step()
+    script.notice("wait")
+    script.reply("too late")
+    assert "no step asked for" in message_of(script.check().problems, 5)
+
+
+def test_a_reply_of_the_model_with_pieces_or_in_two_spans_is_found() -> None:
+    pieces = (Piece("made up"),)
+    problems = SESSION.check(events=SESSION.with_event(REPLY_SEQ, pieces=pieces)).problems
+    assert "with pieces" in message_of(problems, REPLY_SEQ)
+    whole = spans_of(REPLY_SEQ)[0]
+    stored = token_ids(SESSION.stored)
+    halves = tuple(
+        Span(kind=whole.kind, offset=start, length=length, xxh3=hash_tokens(stored[start : start + length]))
+        for start, length in ((whole.offset, 2), (whole.offset + 2, whole.length - 2))
+    )
+    problems = SESSION.check(events=SESSION.with_event(REPLY_SEQ, spans=halves)).problems
+    assert "one span" in message_of(problems, REPLY_SEQ)
 
 
 def test_a_message_before_the_prefix_is_found() -> None:
@@ -616,4 +666,13 @@ def test_a_reply_that_was_decoded_differently_and_put_right_later_is_found() -> 
     put_right = DecodedBatch(at, token_ids(SESSION.requests[1][at:]))
     rest = next(i for i, batch in enumerate(batches) if batch.start == at + len(reply)) + 1
     problems = compare_with_captured(SESSION.check(), [*batches[:first], *other, put_right, *batches[rest:]])
+    assert [(problem.seq, problem.token) for problem in problems] == [(SESSION.check().requests[0].seq, at)]
+
+
+def test_a_reply_whose_decodes_are_interrupted_by_others_is_found() -> None:
+    batches = decodes(SESSION, chunk=512)
+    at = len(SESSION.requests[0]) + 1
+    index = next(i for i, batch in enumerate(batches) if batch.start == at)
+    again = DecodedBatch(at - 2, token_ids(SESSION.requests[1][at - 2 : at]))
+    problems = compare_with_captured(SESSION.check(), [*batches[:index], again, *batches[index:]])
     assert [(problem.seq, problem.token) for problem in problems] == [(SESSION.check().requests[0].seq, at)]
