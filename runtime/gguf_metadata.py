@@ -124,12 +124,10 @@ class GgufMetadata:
         An upper bound: sliding layers count as if they kept every token. `bytes_per_element` is 2 for float16.
         """
         heads = attention_layers_heads(self.architecture, self.values, self.number)
-        if heads is None:
-            return None
-        width = self._head_width("key_length"), self._head_width("value_length")
-        if None in width:
-            return None
-        return int(heads * sum(filter(None, width)) * bytes_per_element)
+        if not heads:
+            return heads
+        key, value = self._head_width("key_length"), self._head_width("value_length")
+        return None if key is None or value is None else int(heads * (key + value) * bytes_per_element)
 
     def _head_width(self, key: str) -> int | None:
         """Return the elements of a head's key or value: as named, else the embedding over the heads."""

@@ -335,3 +335,20 @@ def test_the_memory_kind_follows_the_architecture_and_not_a_window_that_is_ignor
 def test_the_kv_cache_of_smollm2_takes_what_llama_cpp_allocates_for_it(smollm2_path):
     # 94 MB for 4,096 tokens: 30 layers of 3 heads, 64 wide, keys and values of 2 bytes.
     assert read_gguf(smollm2_path).kv_bytes_per_token() == 30 * 3 * (64 + 64) * 2
+
+
+def test_a_model_with_recurrent_memory_only_has_no_kv_cache_that_grows(tiny):
+    assert read_gguf(tiny("mamba")).kv_bytes_per_token() == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "memory"),
+    [
+        ("llama", MemoryKind.FULL),
+        ("gemma3", MemoryKind.SLIDING),
+        ("mamba", MemoryKind.RECURRENT),
+        ("hybrid", MemoryKind.HYBRID),
+    ],
+)
+def test_the_tiny_models_have_the_memory_that_they_are_made_for(tiny, kind, memory):
+    assert read_gguf(tiny(kind)).memory_kind() is memory
