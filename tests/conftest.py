@@ -4,8 +4,13 @@ import importlib.metadata
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from chapbook.bench.tiny_models import tiny_model
+
+# No test asserts how long something takes: a busy machine must not fail one.
+settings.register_profile("chapbook", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("chapbook")
 
 
 @pytest.fixture(scope="session")
