@@ -110,15 +110,15 @@ def test_a_program_that_cannot_be_started_denies(tmp_path: Path, command: tuple[
 
 
 def test_a_program_that_hangs_is_killed_with_its_children_and_denies(tmp_path: Path) -> None:
-    child = f"[{sys.executable!r}, '-c', 'import time; time.sleep(600)']"
+    child = "['sleep', '600']"
     program = f"import subprocess, time; c = subprocess.Popen({child}); print(c.pid, file=open('pid', 'w'), flush=True)"
-    reason = why_denied(before(tmp_path, program + "; time.sleep(600)", timeout_s=1.5))
-    assert "ran longer than its limit of 1.5 s" in reason
+    reason = why_denied(before(tmp_path, program + "; time.sleep(600)", timeout_s=3.0))
+    assert "ran longer than its limit of 3 s" in reason
     assert_gone(int((tmp_path / "pid").read_text()))
 
 
 def test_a_child_that_keeps_the_pipe_open_does_not_hold_the_answer_up(tmp_path: Path) -> None:
-    child = f"[{sys.executable!r}, '-c', 'import time; time.sleep(600)']"
+    child = "['sleep', '600']"
     program = f"import subprocess; c = subprocess.Popen({child}); print(c.pid, file=open('pid', 'w'), flush=True)"
     assert before(tmp_path, program) == Allow()
     assert_gone(int((tmp_path / "pid").read_text()))
