@@ -8,7 +8,6 @@ flag decides over both.
 from __future__ import annotations
 
 import difflib
-import enum
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
@@ -28,21 +27,11 @@ POLICY_KEYS = ("tools.allow", "tools.ask", "tools.deny")
 HOOK_KEYS = ("hooks.before", "hooks.after")
 
 
-class Layer(enum.StrEnum):
-    """Where a value comes from, from the weakest to the strongest."""
-
-    DEFAULT = "default"
-    USER = "user"
-    WORKSPACE = "workspace"
-    FLAG = "flag"
-
-
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """One key as one layer sets it. `line` counts from 1, and is None where there is no file."""
+    """One key as one layer sets it: a file (`line` counts from 1), or a flag, which has none."""
 
     key: str
     value: Any
-    layer: Layer
     file: Path | None = None
     line: int | None = None
 
@@ -76,7 +65,7 @@ class LoadedConfig(msgspec.Struct, frozen=True, kw_only=True):
         value: Any = self.config
         for part in name.split("."):
             value = getattr(value, part)
-        origins = tuple(setting.origin for setting in self.settings.get(name, ())) or (Layer.DEFAULT.value,)
+        origins = tuple(setting.origin for setting in self.settings.get(name, ())) or ("default",)
         return ConfigRow(key=name, value=msgspec.to_builtins(value), origins=origins)
 
     def check_tools(self, known: Collection[str]) -> None:
@@ -112,11 +101,11 @@ def load_config(*, workspace: Path | None, user_file: Path, flags: Mapping[str, 
     if workspace is not None:
         file = workspace / WORKSPACE_FILE
         content = _read_file(file)
-        settings = _file_settings(file, content, layer=Layer.WORKSPACE)
+        settings = _file_settings(file, content)
         if not is_trusted(file, content, user_file=user_file):
             _refuse_untrusted(settings, workspace=workspace)
         layers.insert(0, settings)
-    layers.insert(0, _file_settings(user_file, _read_file(user_file), layer=Layer.USER))
+    layers.insert(0, _file_settings(user_file, _read_file(user_file)))
     return _merge(layers)
 
 
@@ -129,7 +118,7 @@ def trust_workspace_file(*, workspace: Path, user_file: Path) -> tuple[Setting, 
     if not file.exists():
         raise ConfigError(f"there is no {file} to trust", source=str(file))
     content = _read_file(file)
-    settings = _file_settings(file, content, layer=Layer.WORKSPACE)
+    settings = _file_settings(file, content)
     try:
         record_trust(file, content, user_file=user_file)
     except OSError as error:
@@ -167,7 +156,7 @@ def _read_file(file: Path) -> bytes:
     return content
 
 
-def _file_settings(file: Path, content: bytes, *, layer: Layer) -> dict[str, Setting]:
+def _file_settings(file: Path, content: bytes) -> dict[str, Setting]:
     try:
         text = content.decode("utf-8-sig")
         document = tomllib.loads(text)
@@ -179,15 +168,14 @@ def _file_settings(file: Path, content: bytes, *, layer: Layer) -> dict[str, Set
     except RecursionError:
         raise ConfigError(f"{file}: nested too deeply", source=str(file)) from None
     found = {
-        name: Setting(key=name, value=value, layer=layer, file=file, line=_line_of(name, text))
-        for name, value in _flatten(document)
+        name: Setting(key=name, value=value, file=file, line=_line_of(name, text)) for name, value in _flatten(document)
     }
     return _checked(found)
 
 
 def _flag_settings(flags: Mapping[str, object]) -> dict[str, Setting]:
     given = {name: value for name, value in flags.items() if value is not None}
-    return _checked({name: Setting(key=name, value=value, layer=Layer.FLAG) for name, value in given.items()})
+    return _checked({name: Setting(key=name, value=value) for name, value in given.items()})
 
 
 def _flatten(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
