@@ -97,16 +97,15 @@ def load_config(*, workspace: Path | None, user_file: Path, flags: Mapping[str, 
     unknown key (with the nearest known one), a value that does not fit, a file that cannot be read, and for settings
     of a workspace file that need the user's trust and do not have it.
     """
-    layers = [_flag_settings(flags)]
+    files = [_file_settings(user_file, _read_file(user_file))]
     if workspace is not None:
         file = workspace / WORKSPACE_FILE
         content = _read_file(file)
         settings = _file_settings(file, content)
         if not is_trusted(file, content, user_file=user_file):
             _refuse_untrusted(settings, workspace=workspace)
-        layers.insert(0, settings)
-    layers.insert(0, _file_settings(user_file, _read_file(user_file)))
-    return _merge(layers)
+        files.append(settings)
+    return _merge([*files, _flag_settings(flags)])
 
 
 def trust_workspace_file(*, workspace: Path, user_file: Path) -> tuple[Setting, ...]:
