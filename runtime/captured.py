@@ -23,14 +23,16 @@ class DecodedBatch:
 def compare_with_captured(rebuilt: Rebuilt, captured: Sequence[DecodedBatch]) -> tuple[CheckProblem, ...]:
     """Hold the requests of a log against everything that was decoded for its session, in order.
 
-    For each request there must be a moment, after the reply before it, at which the KV of the sequence held the
-    request exactly, followed by the decodes of its reply and nothing else. Decodes of a reply that was never logged
-    (a crash) are passed over, as they were dropped before the next request.
+    For each request with a reply there must be a moment, after the reply before it, at which the KV of the sequence
+    held the request exactly, followed by the decodes of its reply and nothing else. A request without one was cut off
+    (a cancel, a crash): what was decoded for it is passed over, since the next request must hold all the same.
     """
     moments = _moments(rebuilt.window, captured)
     problems: list[CheckProblem] = []
     now = 0
     for request in rebuilt.requests:
+        if request.reply is None:
+            continue
         wanted, end = request.tokens.size, request.tokens.size + request.reply.size
         ready = [index for index in range(now, len(moments)) if moments[index].is_head(wanted)]
         reached = [_follow(moments, captured, index, end) for index in ready]
@@ -39,7 +41,7 @@ def compare_with_captured(rebuilt: Rebuilt, captured: Sequence[DecodedBatch]) ->
             now = replied
         elif reached:
             now = max(reached, key=lambda index: moments[index].held)
-            problems.append(_other_reply(request, moments[now].held))
+            problems.append(_other_reply(request, request.reply, moments[now].held))
         else:
             problems.append(_never_held(request, moments[now:]))
     return tuple(problems)
@@ -96,10 +98,10 @@ def _never_held(request: RebuiltRequest, moments: Sequence[_Moment]) -> CheckPro
     )
 
 
-def _other_reply(request: RebuiltRequest, agreed: int) -> CheckProblem:
+def _other_reply(request: RebuiltRequest, reply: TokenIds, agreed: int) -> CheckProblem:
     return CheckProblem(
         seq=request.seq,
         token=agreed,
-        message=f"turn {request.turn}, step {request.step}: the reply of {request.reply.size} tokens is not what was "
+        message=f"turn {request.turn}, step {request.step}: the reply of {reply.size} tokens is not what was "
         f"decoded after the request of {request.tokens.size}: they agree up to token {agreed}",
     )

@@ -51,7 +51,7 @@ class CheckProblem(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RebuiltRequest:
-    """A request: `tokens` at `positions`, and the `reply` that the model generated (empty where none was logged).
+    """A request: `tokens` at `positions`, and the `reply` that the model generated (None where none was logged).
 
     `seq` is the step/start. `tokens` is a view of the buffer that all requests share.
     """
@@ -61,7 +61,7 @@ class RebuiltRequest:
     step: int
     tokens: TokenIds
     positions: range
-    reply: TokenIds
+    reply: TokenIds | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,13 +114,13 @@ class _Run:
 
 @dataclass(slots=True)
 class _Asked:
-    """A step/start: the request is the first `length` tokens of the buffer, the `reply_length` after it its reply."""
+    """A step/start: the request is [0, `length`) of the buffer, [`length`, `reply_end`) its reply, if there is one."""
 
     seq: Seq
     turn: int
     step: int
     length: int
-    reply_length: int = 0
+    reply_end: int | None = None
 
 
 @dataclass(slots=True)
@@ -170,7 +170,7 @@ class _Rebuilding:
                 step=asked.step,
                 tokens=window[: asked.length],
                 positions=range(asked.length),
-                reply=window[asked.length : asked.length + asked.reply_length],
+                reply=None if asked.reply_end is None else window[asked.length : asked.reply_end],
             )
             for asked in self.asked
         )
@@ -284,7 +284,7 @@ class _Rebuilding:
                 self._problem(seq, 0, f"{_what(event, span.kind)}: its hash {span.xxh3} is not that of its tokens")
         self._append([tokens for _, tokens in kept])
         if self.awaiting_reply:
-            self.asked[-1].reply_length = self.length - self.asked[-1].length
+            self.asked[-1].reply_end = self.length
         self.shape, self.awaiting_reply = Shape.REPLY, False
 
     def _take_request(self, seq: Seq, event: StepStart) -> None:

@@ -130,7 +130,7 @@ class Script:
     stored: list[int] = field(default_factory=list)
     owners: list[tuple[int, int, bool]] = field(default_factory=list)
     requests: list[list[int]] = field(default_factory=list)
-    replies: list[list[int]] = field(default_factory=list)
+    replies: list[list[int] | None] = field(default_factory=list)
     shape: str = ""
     last: tuple[str, str] = ("", "")
     calls: int = 0
@@ -201,7 +201,7 @@ class Script:
         event = StepStart(turn=1, step=len(self.requests), window_tokens=window, continues=continues)
         self.log(event, Added(SegmentKind.GLUE, before))
         self.requests.append(list(self.stored))
-        self.replies.append([])
+        self.replies.append(None)
         self.shape = "reply"
 
     def reply(self, *parts: str | int, span_of_nothing: bool = True) -> None:
@@ -279,7 +279,8 @@ RESULT_SEQ = next(e.seq for e in SESSION.events if isinstance(e.event, ToolResul
 def assert_rebuilt(script: Script, rebuilt: Rebuilt) -> None:
     assert rebuilt.problems == ()
     assert [request.tokens.tolist() for request in rebuilt.requests] == script.requests
-    assert [request.reply.tolist() for request in rebuilt.requests] == script.replies
+    replies = [None if request.reply is None else request.reply.tolist() for request in rebuilt.requests]
+    assert replies == script.replies
     assert [list(request.positions) for request in rebuilt.requests] == [list(range(len(r))) for r in script.requests]
     assert rebuilt.window.tolist() == script.stored
 
@@ -317,7 +318,7 @@ def test_a_step_that_was_never_answered_is_still_a_request() -> None:
     script.step()
     rebuilt = script.check()
     assert_rebuilt(script, rebuilt)
-    assert [(r.seq, r.turn, r.step, r.reply.size) for r in rebuilt.requests] == [(3, 1, 0, 0)]
+    assert [(r.seq, r.turn, r.step, r.reply) for r in rebuilt.requests] == [(3, 1, 0, None)]
 
 
 def test_a_reply_without_tokens_needs_no_span() -> None:
@@ -606,7 +607,7 @@ def decodes(script: Script, *, chunk: int, from_start: Callable[[int], bool] = l
         start = 0 if from_start(step) else kept
         for at in range(start, len(request), chunk):
             decode(at, request[at : at + chunk])
-        for token in reply:
+        for token in reply or []:
             decode(len(resident), [token])
     return batches
 
@@ -617,6 +618,18 @@ def test_a_faithful_engine_agrees_whatever_its_batches(script: Script, chunk: in
     anew = random.Random(seed)
     batches = decodes(script, chunk=chunk, from_start=lambda _: anew.random() < 0.3)
     assert compare_with_captured(script.check(), batches) == ()
+
+
+def test_a_prefill_that_was_cancelled_is_passed_over() -> None:
+    batches = decodes(SESSION, chunk=16)
+    unanswered = SESSION.replies.index(None)
+    end = len(SESSION.requests[unanswered])
+    cut = next(i for i, batch in enumerate(batches) if batch.start + batch.tokens.size == end)
+    rest = [DecodedBatch(batches[cut].start, token_ids(SESSION.requests[-1][batches[cut].start :]))]
+    rest += [
+        DecodedBatch(len(SESSION.requests[-1]) + i, token_ids([t])) for i, t in enumerate(SESSION.replies[-1] or [])
+    ]
+    assert compare_with_captured(SESSION.check(), [*batches[:cut], *rest]) == ()
 
 
 def test_a_reply_that_was_lost_in_a_crash_is_passed_over() -> None:
@@ -660,7 +673,7 @@ def test_a_missing_decode_is_found(data: st.DataObject) -> None:
 
 def test_a_reply_that_was_decoded_differently_and_put_right_later_is_found() -> None:
     batches = decodes(SESSION, chunk=512)
-    reply = SESSION.replies[0]
+    reply = SESSION.replies[0] or []
     at = len(SESSION.requests[0])
     first = next(i for i, batch in enumerate(batches) if batch.start == at)
     other = [DecodedBatch(at + i, token_ids([33])) for i in range(len(reply))]
