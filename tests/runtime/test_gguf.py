@@ -262,7 +262,8 @@ def test_the_fingerprint_changes_with_metadata_size_and_weights_and_not_with_the
     assert original == fingerprint(model, read_gguf(model))
     changed = {
         "renamed": write_model(tmp_path / "a.gguf"),
-        "other metadata": write_model(tmp_path / "b.gguf", **{"general.author": "x"}),
+        "more metadata": write_model(tmp_path / "b.gguf", **{"general.author": "x"}),
+        "other metadata of the same size": write_model(tmp_path / "f.gguf", **{"general.author": "y"}),
         "more tensors": write_model(tmp_path / "c.gguf", tensors=4),
     }
     longer = tmp_path / "d.gguf"

@@ -148,6 +148,9 @@ def test_a_loop_of_links_and_a_deep_tree_end_the_search(places):
     put(places.own / "a/b/m.gguf")
     (places.own / "a/b/again").symlink_to(places.own)
     (places.own / "self").symlink_to(places.own / "self")
+    # Thirty ways into the same folder: followed again at each level, they would be thirty to the power of the depth.
+    for number in range(30):
+        (places.own / f"loop{number}").symlink_to(places.own)
     put(places.own.joinpath(*"abcdefghi") / "too-deep.gguf")
     assert names(places) == ["m"]
 
