@@ -71,14 +71,18 @@ def is_device_name(component: str) -> bool:
 
 def is_git_folder(component: str) -> bool:
     """Whether some system takes this name for ``.git``: other case, trailing dots, short name, ignorable characters."""
+    if component.isascii() and component[:1] not in {".", "g", "G"}:
+        return False
     plain = _IGNORED_BY_HFS.sub("", component).split(":")[0].rstrip(". ").casefold()
     return plain in {".git", "git~1"}
 
 
-def is_offerable(path: str) -> bool:
-    """Whether a path found in the tree could be named in a call."""
+def is_offerable(name: str) -> bool:
+    """Whether a file name found in the tree could stand in the path of a call."""
+    if name.isascii() and name.isprintable() and "\\" not in name and not name.isspace():
+        return True
     try:
-        check_text(path)
+        check_text(name)
     except ContainmentError:
         return False
     return True

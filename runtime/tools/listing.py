@@ -29,7 +29,7 @@ def list_folder(
         raise ToolError(f"{path!r} is a file; use read")
     if not resolved.real.is_dir():
         raise ToolError(f"there is no folder {path!r}; list '.' shows what is there")
-    walk = TreeWalk(context.workspace, resolved.relative, max_depth=depth, show_ignored=True)
+    walk = TreeWalk(context.workspace, resolved.relative, max_depth=depth, show_ignored=True, with_sizes=True)
     entries = iter(walk)
     passed = sum(1 for _ in islice(entries, offset - 1))
     candidates = [_line(entry) for entry in islice(entries, ENTRIES_SHOWN_LIMIT)]

@@ -6,6 +6,8 @@ import os
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ...kernels.errors import ChapbookError
@@ -22,7 +24,7 @@ IGNORE_FILE_LIMIT_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeEntry:
-    """A regular file or a folder below the workspace. `ignored` ones are seen only if they were asked for."""
+    """A regular file or a folder. `ignored` ones are given only to who asks, and sizes (else 0)."""
 
     path: str
     is_folder: bool
@@ -63,25 +65,36 @@ class TreeWalk:
 
     `.git`, the store, links and special files are passed over; ignored entries too, or with `show_ignored` they are
     given but not entered. A `base` that is ignored itself is walked by its own rules: who names it wants it.
-    `complete`: neither ENTRY_LIMIT nor DEPTH_LIMIT cut it short. `unnameable` counts names that no call can hold.
+    `complete`: neither `max_entries` nor DEPTH_LIMIT cut it short. `unnameable` counts names that no call can hold.
     """
 
     def __init__(
-        self, workspace: Workspace, base: str = ".", *, max_depth: int = DEPTH_LIMIT, show_ignored: bool = False
-    ):
+        self,
+        workspace: Workspace,
+        base: str = ".",
+        *,
+        max_depth: int = DEPTH_LIMIT,
+        max_entries: int = ENTRY_LIMIT,
+        show_ignored: bool = False,
+        with_sizes: bool = False,
+    ) -> None:
         self.complete = True
         self.unnameable = 0
         self._workspace = workspace
         self._base = base
         self._max_depth = min(max_depth, DEPTH_LIMIT)
+        self._entries_left = max_entries
         self._show_ignored = show_ignored
-        self._seen = 0
+        self._with_sizes = with_sizes
+
+    def check_integrity(self) -> None:
+        """Assert that a walk that was cut short says so."""
+        assert self._entries_left >= 0 or not self.complete
 
     def __iter__(self) -> Iterator[TreeEntry]:
-        pending = [(iter(self._children(self._base, rules_of_folder(self._workspace, self._base))), 1)]
+        pending = [iter(self._children(self._base, rules_of_folder(self._workspace, self._base)))]
         while pending:
-            children, depth = pending[-1]
-            child = next(children, None)
+            child = next(pending[-1], None)
             if child is None:
                 pending.pop()
                 continue
@@ -89,40 +102,40 @@ class TreeWalk:
             yield entry
             if not entry.is_folder or entry.ignored:
                 continue
-            if depth < self._max_depth:
-                inner = rules.below(self._workspace, entry.path)
-                pending.append((iter(self._children(entry.path, inner)), depth + 1))
-            elif depth == DEPTH_LIMIT:
+            if len(pending) < self._max_depth:
+                pending.append(iter(self._children(entry.path, rules, has_own_rules=True)))
+            elif len(pending) == DEPTH_LIMIT:
                 self.complete = False
 
-    def _children(self, folder: str, rules: IgnoreRules) -> list[tuple[TreeEntry, IgnoreRules]]:
+    def _children(
+        self, folder: str, rules: IgnoreRules, *, has_own_rules: bool = False
+    ) -> list[tuple[TreeEntry, IgnoreRules]]:
         """Return the entries of one folder, sorted; none where it went away or may not be read."""
         resolved = ResolvedPath(folder, self._workspace.root / folder)
-        children = []
         try:
             with self._workspace.open_folder(resolved) as handle, os.scandir(handle) as found:
-                for item in found:
-                    self._seen += 1
-                    if self._seen > ENTRY_LIMIT:
-                        self.complete = False
-                        break
-                    entry = self._entry(folder, item, rules)
-                    if entry is not None:
-                        children.append((entry, rules))
+                items = list(islice(found, self._entries_left + 1))
+                self._entries_left -= len(items)
+                if self._entries_left < 0:
+                    self.complete = False
+                    items.pop()
+                if has_own_rules and any(item.name == ".gitignore" for item in items):
+                    rules = rules.below(self._workspace, folder)
+                entries = [self._entry(folder, item, rules) for item in sorted(items, key=attrgetter("name"))]
         except OSError:
             return []
-        return sorted(children, key=lambda child: posixpath.basename(child[0].path))
+        return [(entry, rules) for entry in entries if entry is not None]
 
     def _entry(self, folder: str, item: os.DirEntry[str], rules: IgnoreRules) -> TreeEntry | None:
-        path = item.name if folder == "." else f"{folder}/{item.name}"
-        if not is_offerable(path):
+        if not is_offerable(item.name):
             self.unnameable += 1
             return None
+        path = item.name if folder == "." else f"{folder}/{item.name}"
         try:
             is_folder = item.is_dir(follow_symlinks=False)
             if is_git_folder(item.name) or not (is_folder or item.is_file(follow_symlinks=False)):
                 return None
-            size_bytes = 0 if is_folder else item.stat(follow_symlinks=False).st_size
+            size_bytes = item.stat(follow_symlinks=False).st_size if self._with_sizes and not is_folder else 0
         except OSError:
             return None
         if is_folder and self._workspace.store_folder == self._workspace.root / path:

@@ -23,6 +23,9 @@ from .spec import Grounded
 
 GROUNDED_LIMIT = 2000
 
+_GROUNDED_ENTRIES = 10_000
+_WALKED_ENTRIES = 200_000
+
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _NO_FOLLOW | getattr(os, "O_CLOEXEC", 0)
 # O_NONBLOCK, since opening a FIFO without a writer would wait for ever.
@@ -71,7 +74,11 @@ class Workspace:
         given = Path(path)
         if given.is_absolute() and given.is_relative_to(self._given_root):
             given = given.relative_to(self._given_root)
-        real = Path(os.path.realpath(self.root / given))
+        try:
+            real = Path(os.path.realpath(self.root / given))
+        except OSError as problem:  # a link that was swapped between two looks at it
+            message = f"{path!r} changed while it was being looked at: {problem.strerror}; try again"
+            raise ContainmentError(message, path=path, rule=Rule.SYMLINK_RACE) from problem
         if not real.is_relative_to(self.root):
             message = f"{path!r} leads outside the workspace; only paths inside it can be used"
             raise ContainmentError(message, path=path, rule=Rule.OUTSIDE)
@@ -126,17 +133,20 @@ class Workspace:
 
     def list_files(self, *, limit: int) -> tuple[str, ...] | None:
         """Return the files that .gitignore leaves, sorted, without .git and the store; None above `limit`."""
-        return self._listed(Grounded.FILE, limit)
+        return self._listed(Grounded.FILE, limit, max_entries=_WALKED_ENTRIES)
 
     def grounded_values(self, kind: Grounded, limit: int = GROUNDED_LIMIT) -> tuple[str, ...] | None:
-        """Return all valid values of a parameter marked `kind`, sorted; None where there are more than `limit`."""
-        return self._listed(kind, limit)
+        """Return all valid values of a parameter marked `kind`, sorted.
 
-    def _listed(self, kind: Grounded, limit: int) -> tuple[str, ...] | None:
-        from .walk import TreeWalk  # noqa: PLC0415 (walk needs this module's types, and pathspec)
+        None where there are more than `limit`, or the tree is too large to look through before every request.
+        """
+        return self._listed(kind, limit, max_entries=_GROUNDED_ENTRIES)
+
+    def _listed(self, kind: Grounded, limit: int, *, max_entries: int) -> tuple[str, ...] | None:
+        from .walk import TreeWalk  # noqa: PLC0415 (walk needs this module's types)
 
         found = [] if kind is Grounded.FILE else ["."]
-        walk = TreeWalk(self)
+        walk = TreeWalk(self, max_entries=max_entries)
         for entry in walk:
             if entry.is_folder == (kind is Grounded.FILE) and kind is not Grounded.PATH:
                 continue
