@@ -68,8 +68,12 @@ class BpeVocabulary:
 
     def user_defined(self) -> tuple[str, ...]:
         """Return the texts of the USER_DEFINED tokens, longest first."""
-        texts = [self.tokens[i] for i, kind in enumerate(self.token_types) if kind == USER_DEFINED]
-        return tuple(sorted(filter(None, texts), key=lambda text: len(text.encode()), reverse=True))
+        texts = self.of_types(USER_DEFINED)
+        return tuple(sorted(texts, key=lambda text: len(text.encode()), reverse=True))
+
+    def of_types(self, *types: int) -> list[str]:
+        """Return the texts of the tokens that have one of these types, none empty."""
+        return [text for text, kind in zip(self.tokens, self.token_types, strict=False) if text and kind in types]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class BpeUnsupported:
 
 def structural_markers(user_defined: Sequence[str]) -> tuple[str, ...]:
     """Return those USER_DEFINED texts that content must not turn into one id: all but runs of white space."""
-    return tuple(text for text in user_defined if text.strip(" \t\r\n▁"))
+    return tuple(text for text in user_defined if text.replace("▁", " ").strip())
 
 
 def build_bpe_counter(vocabulary: BpeVocabulary) -> BpeCounter | BpeUnsupported:

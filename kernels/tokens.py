@@ -24,16 +24,22 @@ def token_ids(ids: Iterable[int] | NDArray[np.integer]) -> TokenIds:
 
     Raises OverflowError where an id does not fit 32 bits, ValueError where `ids` has more than one dimension.
     """
-    if isinstance(ids, np.ndarray) and ids.dtype == np.int32 and not ids.flags.writeable and ids.ndim == 1:
+    if isinstance(ids, np.ndarray) and _is_run(ids):
         return cast("TokenIds", ids)
-    wide = np.array(ids if isinstance(ids, np.ndarray | Sequence) else list(ids), dtype=np.int64)
+    wide = np.asarray(ids if isinstance(ids, np.ndarray | Sequence) else list(ids))
     if wide.ndim != 1:
         raise ValueError(f"a run of tokens has one dimension, this has {wide.ndim}")
+    # Compared in the type they came in: a cast would wrap what does not fit.
     if wide.size and (wide.max() > np.iinfo(np.int32).max or wide.min() < np.iinfo(np.int32).min):
         raise OverflowError("a token id must fit 32 bits")
     narrow = wide.astype(np.int32)
     narrow.flags.writeable = False
     return narrow
+
+
+def _is_run(array: NDArray[np.integer]) -> bool:
+    flags = array.flags
+    return array.dtype == np.int32 and array.ndim == 1 and flags.c_contiguous and not flags.writeable
 
 
 def concat_tokens(runs: Sequence[TokenIds]) -> TokenIds:

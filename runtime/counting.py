@@ -92,8 +92,7 @@ def build_counter(metadata: GgufMetadata, tokenizer: Tokenizer) -> Counter:
 def proof_texts(vocabulary: BpeVocabulary) -> Iterator[str]:
     """Yield the corpus, and the vocabulary's own control and user-defined texts between words."""
     yield from PROOF_CORPUS
-    special = [vocabulary.tokens[i] for i, kind in enumerate(vocabulary.token_types) if kind in (CONTROL, USER_DEFINED)]
-    for text in special[:_PROOF_SPECIAL_TEXTS]:
+    for text in vocabulary.of_types(CONTROL, USER_DEFINED)[:_PROOF_SPECIAL_TEXTS]:
         yield f"word{text}word {text} \n{text}{text}\n{text[:-1]} {text[1:]}"
 
 

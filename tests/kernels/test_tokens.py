@@ -45,10 +45,23 @@ def test_a_run_of_its_own_is_taken_as_it_is_and_a_writable_one_is_copied(values)
     assert copied.tolist() == values
 
 
-@pytest.mark.parametrize("wide", [2**31, -(2**31) - 1])
+@pytest.mark.parametrize("wide", [2**31, -(2**31) - 1, 2**63, 2**64 - 1, 2**80])
 def test_an_id_over_32_bits_is_refused(wide):
     with pytest.raises(OverflowError):
         token_ids([1, wide])
+
+
+def test_an_unsigned_id_does_not_wrap_into_a_negative_one():
+    with pytest.raises(OverflowError):
+        token_ids(np.array([2**64 - 1], dtype=np.uint64))
+
+
+def test_a_run_with_gaps_is_made_contiguous():
+    gaps = token_ids(range(10))[::2]
+    assert not gaps.flags.c_contiguous
+    run = token_ids(gaps)
+    assert run.flags.c_contiguous
+    assert run.tolist() == [0, 2, 4, 6, 8]
 
 
 @given(npst.arrays(np.int64, npst.array_shapes(min_dims=2, max_dims=3, max_side=3), elements=ids))
