@@ -48,7 +48,8 @@ class Composer:
     def compose(self, place: Place, event: Event) -> tuple[Segment, ...]:
         """Return the segments that `event` adds behind `place`; empty ones are left out.
 
-        Not for a model's reply: its tokens are those that were evaluated.
+        An event that says nothing to the model adds none. Not for a model's reply: its tokens are those that were
+        evaluated.
         """
         content: tuple[Piece, ...] = ()
         match event:
@@ -63,6 +64,10 @@ class Composer:
                 content = (Piece(self.chat_format.form(Shape.TOOL).apply(text)),)
             case AssistantMessage(pieces=pieces):
                 content = pieces
+            case StepStart():
+                pass
+            case _:
+                return ()
         made = (
             Segment(SegmentKind.GLUE, self.tokens_of(self._glue(place, event)), source_of(event, SegmentKind.GLUE)),
             Segment(SegmentKind.MESSAGE, self.tokens_of(content), source_of(event, SegmentKind.MESSAGE)),

@@ -40,6 +40,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What there is to know of a loaded model. `sliding_window_tokens` is 0 where there is none."""
 
     model_name: str
+    model_path: str
     fingerprint: str
     n_ctx: int
     n_ctx_trained: int
@@ -170,6 +171,9 @@ class Engine(Tokenizer, Protocol):
 
     @property
     def info(self) -> EngineInfo: ...
+
+    def default_sampling(self) -> Sampling:
+        """Return the sampling that the model's own file names, and the usual one where it names none."""
 
     def open_sequence(self) -> SequenceId:
         """Return a sequence of its own; its KV may be evicted and evaluated again, which `sync` reports."""

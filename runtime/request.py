@@ -29,8 +29,11 @@ class Asked:
     grammar: Grammar | None
     tool_choice: str
     cancel: Cancel
-    so_far: TokenIds = NO_TOKENS
-    continues: bool = False
+    so_far: TokenIds
+
+    @property
+    def continues(self) -> bool:
+        return len(self.so_far) > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,7 @@ class Requester:
         started_s = self._clock()
         sync = self._engine.sync(self._sequence, request, progress=self._progress(started_s), cancel=asked.cancel)
         if sync.cancelled:
+            self._bound.add(request, reply=NO_TOKENS)
             usage = self._usage(len(request), sync=sync, report=None, bound=bound, broken=broken)
             return ModelReply(report=None, text_shown="", usage=usage)
         shown = yield from self._generate(asked, room_tokens=self._budgets.n_ctx - len(request))

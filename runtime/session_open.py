@@ -104,7 +104,7 @@ class _Opened:
     id: SessionId
     log: SessionLog
     events: tuple[Logged, ...] = ()
-    tokens: TokenIds = NO_TOKENS
+    tokens: TokenIds = field(default_factory=lambda: NO_TOKENS)
     report: OpenReport | None = None
     ignored: IgnoreReport | None = None
 

@@ -15,10 +15,11 @@ import msgspec
 from ..compaction.artifacts import ArtifactStore
 from ..compaction.durable_files import make_private_folder
 from ..kernels.errors import LogDamaged, LogError, SessionNotFound, WorkspaceError
-from .events import SessionId
+from .events import SessionId, SessionStart
 from .git_ignore import IgnoreReport, ignore_folder
+from .log_format import FIRST_CHAIN, decode_line
 from .log_lock import Holder, holder_of, is_locked
-from .log_reading import LOG_NAME, LogScan, scan_log
+from .log_reading import LOG_NAME, TOKENS_NAME, LogScan, scan_log
 from .projection import project
 from .session_log import OpenedLog, SessionLog
 
@@ -157,6 +158,11 @@ class Store:
             raise self._not_found(query, matches)
         return matches[0]
 
+    def token_files(self, *, fingerprint: str, besides: SessionId) -> tuple[Path, ...]:
+        """Return the token files of the other sessions that were made with the model of this fingerprint."""
+        others = (self.session_folder(each) for each in self._ids() if each != besides)
+        return tuple(folder / TOKENS_NAME for folder in others if _fingerprint_of(folder) == fingerprint)
+
     def _ids(self) -> list[SessionId]:
         return sorted(SessionId(log.parent.name) for log in (self.folder / "sessions").glob(f"*/{LOG_NAME}"))
 
@@ -209,3 +215,15 @@ def _summarise(session: SessionId, scan: LogScan, *, locked: bool, holder: str) 
         turns=state.totals.turns,
         detail=detail,
     )
+
+
+def _fingerprint_of(folder: Path) -> str:
+    """Return the fingerprint that a session's first line names; empty where it cannot be read."""
+    path = folder / LOG_NAME
+    try:
+        with path.open("rb") as log:
+            first = decode_line(log.readline(), number=1, previous_chain=FIRST_CHAIN, path=path)
+    except (OSError, LogError):
+        return ""
+    event = first.logged.event
+    return event.fingerprint if isinstance(event, SessionStart) else ""

@@ -128,14 +128,17 @@ class Transcript:
         """Record a message of the runtime's own, of the user's shape."""
         self._commit(Notice(producer=producer, form=form, text=text))
 
-    def tokens_with(self, event: Event) -> int:
-        """Return how long the window would be with `event` in it."""
-        added = self._composer.compose(self._place, event)
-        return self._window.token_count + sum(len(segment.tokens) for segment in added)
+    def tokens_with(self, *events: Event) -> int:
+        """Return how long the window would be with `events` in it, one after another."""
+        place, total = self._place, self._window.token_count
+        for event in events:
+            total += sum(len(segment.tokens) for segment in self._composer.compose(place, event))
+            place = place_after(place, event)
+        return total
 
-    def opened_tokens(self) -> int:
-        """Return how long the request would be if a reply were opened now."""
-        return self.tokens_with(StepStart(turn=0, step=0, window_tokens=0))
+    def opened_tokens(self, *, before: Sequence[Event] = ()) -> int:
+        """Return how long the request would be if a reply were opened now, or behind the events `before`."""
+        return self.tokens_with(*before, StepStart(turn=0, step=0, window_tokens=0))
 
     def open_reply(self, *, step: int, continues: bool, tool_choice: str) -> None:
         """Record a request. It is on disk when this returns: intent comes before effect."""

@@ -16,7 +16,7 @@ from .calls import CallProblem, ChoiceKind, LoggedCall, ParsedReply, ToolChoice
 from .cancel import Cancel
 from .dialects.base import Dialect
 from .engine import Engine, FinishReason, GenerationReport, Grammar
-from .events import Author, StepUsage, TurnEndReason, UserMessage
+from .events import Author, StepUsage, ToolResult, TurnEndReason, UserMessage
 from .gate import Gate, Offered
 from .mentions import Mention
 from .request import Asked, Requester, was_cut
@@ -148,7 +148,6 @@ class Turn:
                     tool_choice=self._choice().name or self._choice().kind,
                     cancel=self.cancel,
                     so_far=so_far,
-                    continues=continuation > 0,
                 )
             )
             if answer.report is None:
@@ -199,9 +198,9 @@ class Turn:
             cancel=self.cancel,
             arrival_tokens=self._arrival_tokens(author),
         )
-        outcomes += tuple(self._unreadable(problem) for problem in problems)
-        yield from self._commit(outcomes, limit_tokens=self._arrival_tokens(author))
-        self._outcomes = outcomes
+        self._outcomes = outcomes + tuple(self._unreadable(problem) for problem in problems)
+        if self._outcomes:
+            yield from self._commit(self._outcomes, limit_tokens=self._arrival_tokens(author))
 
     def _commit(self, outcomes: Sequence[CallOutcome], *, limit_tokens: int) -> Iterator[StreamEvent]:
         transcript = self.parts.transcript
@@ -211,7 +210,10 @@ class Turn:
             for one in outcomes
             for context in one.context_added
         ]
-        left_tokens = self.parts.budgets.left_tokens(transcript.opened_tokens())
+        framed = transcript.opened_tokens(
+            before=[ToolResult(call_id=one.call.id, name=one.call.name, content="") for one in outcomes]
+        )
+        left_tokens = self.parts.budgets.left_tokens(framed)
         admitted = self.parts.gate.admit([*offered, *added], left_tokens=left_tokens)
         for outcome, entering in zip(outcomes, admitted[: len(offered)], strict=True):
             transcript.result(outcome.call, entering, seconds=outcome.seconds)
