@@ -10,8 +10,9 @@ from functools import reduce
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from .calls import CallId, LoggedCall
+from .calls import LoggedCall
 from .events import (
     AssistantMessage,
     Author,
@@ -131,7 +132,7 @@ def fold(state: SessionState, logged: Logged) -> SessionState:
     """Return the state after one more event."""
     change = _FOLDS.get(type(logged.event))
     changes = {} if change is None else change(state, logged.event)
-    return msgspec.structs.replace(state, seq=logged.seq, time=logged.time, **changes)
+    return replace(state, seq=logged.seq, time=logged.time, **changes)
 
 
 def plan_recovery(state: SessionState) -> Recovery:
@@ -176,7 +177,7 @@ def _on_header(state: SessionState, event: RequestHeader) -> _Changes:
 
 
 def _on_turn_start(state: SessionState, event: TurnStart) -> _Changes:
-    totals = _add(state.totals, turns=1)
+    totals = replace(state.totals, turns=state.totals.turns + 1)
     return {"turn": event, "rounds": 0, "last_turn": event.turn, "totals": totals}
 
 
@@ -192,22 +193,23 @@ def _on_step_end(state: SessionState, event: StepEnd) -> _Changes:
     usage = event.usage
     if usage.reason == NOT_MEASURED:
         return {"step": None}
-    totals = _add(
-        state.totals,
-        steps=1,
-        evaluated=usage.evaluated,
-        cached=usage.cached,
-        generated=usage.generated,
-        moved=usage.moved,
-        bound=usage.bound,
-        undeclared_breaks=int(usage.undeclared_break is not None),
+    before = state.totals
+    totals = replace(
+        before,
+        steps=before.steps + 1,
+        evaluated=before.evaluated + usage.evaluated,
+        cached=before.cached + usage.cached,
+        generated=before.generated + usage.generated,
+        moved=before.moved + usage.moved,
+        bound=before.bound + usage.bound,
+        undeclared_breaks=before.undeclared_breaks + (usage.undeclared_break is not None),
     )
     return {"step": None, "totals": totals}
 
 
 def _on_user_message(state: SessionState, event: UserMessage) -> _Changes:
     first = event.text if state.totals.user_messages == 0 else state.first_user_text
-    return {"first_user_text": first, "totals": _add(state.totals, user_messages=1)}
+    return {"first_user_text": first, "totals": replace(state.totals, user_messages=state.totals.user_messages + 1)}
 
 
 def _on_assistant_message(state: SessionState, event: AssistantMessage) -> _Changes:
@@ -226,19 +228,26 @@ def _on_assistant_message(state: SessionState, event: AssistantMessage) -> _Chan
 
 
 def _on_tool_call(state: SessionState, event: ToolCallEvent) -> _Changes:
+    unfinished = list(state.unfinished)
     started = UnfinishedCall(call=event.call, started=True, author=event.author)
-    if any(one.call.id == event.call.id for one in state.unfinished):
-        unfinished = tuple(started if one.call.id == event.call.id else one for one in state.unfinished)
+    for index, one in enumerate(unfinished):
+        if one.call.id == event.call.id:
+            unfinished[index] = started
+            break
     else:
-        unfinished = (*state.unfinished, started)
-    return {"unfinished": unfinished, "last_call_number": _highest(state, (event.call,))}
+        unfinished.append(started)
+    return {"unfinished": tuple(unfinished), "last_call_number": _highest(state, (event.call,))}
 
 
 def _on_tool_result(state: SessionState, event: ToolResult) -> _Changes:
     asked = next((one for one in state.unfinished if one.call.id == event.call_id), None)
     changes: _Changes = {
         "unfinished": tuple(one for one in state.unfinished if one is not asked),
-        "totals": _add(state.totals, calls=1, failed_calls=int(event.is_error)),
+        "totals": replace(
+            state.totals,
+            calls=state.totals.calls + 1,
+            failed_calls=state.totals.failed_calls + event.is_error,
+        ),
     }
     path = _written_path(asked)
     if path is not None and not event.is_error and path not in state.files_written:
@@ -257,16 +266,12 @@ def _written_path(asked: UnfinishedCall | None) -> str | None:
 
 
 def _highest(state: SessionState, calls: Iterable[LoggedCall]) -> int:
-    return max((state.last_call_number, *(_number_of(call.id) for call in calls)))
-
-
-def _number_of(call_id: CallId) -> int:
-    digits = call_id.removeprefix("call")
-    return int(digits) if digits.isascii() and digits.isdigit() else 0
-
-
-def _add(totals: Totals, **counts: int) -> Totals:
-    return msgspec.structs.replace(totals, **{name: getattr(totals, name) + count for name, count in counts.items()})
+    highest = state.last_call_number
+    for call in calls:
+        digits = call.id.removeprefix("call")
+        if digits.isdecimal():
+            highest = max(highest, int(digits))
+    return highest
 
 
 _FOLDS: dict[type, Callable[[SessionState, Any], _Changes]] = {

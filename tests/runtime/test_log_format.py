@@ -265,6 +265,10 @@ def test_text_that_encodes_is_left_alone(text):
     assert clean_text(text) == CleanText(text=text)
 
 
+def test_escaped_bytes_that_are_utf_8_after_all_become_their_character():
+    assert clean_text("caf\udcc3\udca9") == CleanText(text="café")
+
+
 @given(before=texts, after=texts)
 def test_a_lone_surrogate_becomes_a_replacement_mark_and_its_bytes_are_handed_back(before, after):
     text = f"{before}\ud800{after}"

@@ -368,6 +368,18 @@ def test_side_files_never_overwrite_each_other(tmp_path):
     assert side_files(folder, "torn-*") == [b"torn 0", b"torn 1", b"torn 2"]
 
 
+def test_a_line_with_the_wrong_number_is_damage_and_verify_goes_on_from_it(tmp_path):
+    folder = small_log(tmp_path / "s")
+    lines, chain = (folder / LOG_NAME).read_bytes(), scan_log(folder).chain
+    for seq in (7, 8):
+        encoded = encode_line(TurnStart(turn=1), seq=seq, time=1.0, previous_chain=chain)
+        lines, chain = lines + encoded.line, encoded.chain
+    (folder / LOG_NAME).write_bytes(lines)
+    with pytest.raises(LogDamaged, match=r"line 5 .* carries the number 7, 4 was due"):
+        reopen(folder)
+    assert [problem.line for problem in verify_log(folder).problems] == [5]
+
+
 def test_an_unknown_event_refuses_the_load_and_is_never_cut_off(tmp_path):
     folder = small_log(tmp_path / "s")
     before = (folder / LOG_NAME).read_bytes()
@@ -414,6 +426,28 @@ def test_events_must_cite_the_tokens_written_for_them(tmp_path):
         log.check_integrity()
 
 
+def test_tokens_are_flushed_before_the_events_that_cite_them_and_only_on_demand(tmp_path):
+    names, flushed = {}, []
+
+    def flush(fd):
+        flushed.append(names[os.fstat(fd).st_ino])
+        os.fsync(fd)
+
+    small_log(tmp_path / "s")
+    log = reopen(tmp_path / "s", flush=flush).log
+    names.update({(tmp_path / "s" / name).stat().st_ino: name for name in (LOG_NAME, TOKENS_NAME)})
+    say(log, "not durable", [1])
+    assert flushed == []
+    say(log, "durable", [2], durable=True)
+    assert flushed == [TOKENS_NAME, LOG_NAME]
+    log.append(TurnStart(turn=1), durable=True)
+    log.make_durable()
+    assert flushed == [TOKENS_NAME, LOG_NAME, LOG_NAME]
+    say(log, "made durable by closing", [3])
+    log.close()
+    assert flushed[3:] == [TOKENS_NAME, LOG_NAME]
+
+
 def test_a_failed_flush_refuses_appends_until_reopened_and_takes_the_event_back(tmp_path):
     healthy = True
 
@@ -434,6 +468,7 @@ def test_a_failed_flush_refuses_appends_until_reopened_and_takes_the_event_back(
     log.close()
     opened = reopen(tmp_path / "s")
     assert opened.events == (kept,)
+    assert opened.report.moved == ()
     say(opened.log, "not durable", [3], durable=True)
     opened.log.check_integrity()
     opened.log.close()
@@ -497,7 +532,7 @@ def small_disk(tmp_path):
     if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=False).returncode:
         pytest.skip("mounting a small file system is not allowed here")
     yield disk
-    subprocess.run(["umount", disk], check=True)
+    subprocess.run(["umount", "--lazy", disk], check=True)  # a test that failed may have files open
 
 
 def test_a_full_disk_refuses_the_append_and_nothing_else(small_disk):
