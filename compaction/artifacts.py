@@ -19,21 +19,13 @@ from typing import BinaryIO, NewType
 import msgspec
 
 from ..kernels.errors import ArtifactError
-from .durable_files import FILE_MODE, flush_folder, flush_to_disk, make_private_folder, publish, write_all
+from .durable_files import FILE_MODE, flush_folder, flush_to_disk, make_private_folder, publish, way_out, write_all
 
 Sha256 = NewType("Sha256", str)
 """64 lower-case hex digits."""
 
 _CHUNK_BYTES = 1 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_WAYS_OUT = {
-    errno.ENOSPC: "the disk is full: free some space and try again",
-    errno.EDQUOT: "the disk quota is used up: free some space and try again",
-    errno.EFBIG: "the file size limit of this process is lower than that: raise it (ulimit -f) and try again",
-    errno.EROFS: "the file system is read-only: put the store on one that can be written",
-    errno.EACCES: "permission denied: make the store's folder writable for this user",
-    errno.EPERM: "permission denied: make the store's folder writable for this user",
-}
 
 
 class ArtifactRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,26 +101,7 @@ class ArtifactStore:
 
     def open(self, sha256: str) -> BinaryIO:
         """Return the content as an open file, verified first. Raises ArtifactError as `read` does."""
-        ref = self.find(sha256)
-        try:
-            file = ref.path.open("rb")
-            try:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-                file.seek(0)
-            except OSError:
-                file.close()
-                raise
-        except OSError as error:
-            raise self._refusal(error, size_bytes=ref.size_bytes) from error
-        if found != sha256:
-            file.close()
-            raise ArtifactError(
-                f"artifact {sha256} is not what was stored ({ref.size_bytes} bytes at {ref.path} now have the SHA-256 "
-                f"{found}): restore the file from a backup",
-                path=ref.path,
-                size_bytes=ref.size_bytes,
-            )
-        return file
+        return self._open_verified(self.find(sha256))
 
     def refs(self) -> Iterator[ArtifactRef]:
         """Give every blob of the store, by hash, not yet verified."""
@@ -139,7 +112,28 @@ class ArtifactStore:
     def check_integrity(self) -> None:
         """Read every blob. Raises ArtifactError at the first that is not what was stored."""
         for ref in self.refs():
-            self.open(ref.sha256).close()
+            self._open_verified(ref).close()
+
+    def _open_verified(self, ref: ArtifactRef) -> BinaryIO:
+        try:
+            file = ref.path.open("rb")
+            try:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+                file.seek(0)
+            except OSError:
+                file.close()
+                raise
+        except OSError as error:
+            raise self._refusal(error, size_bytes=ref.size_bytes) from error
+        if found != ref.sha256:
+            file.close()
+            raise ArtifactError(
+                f"artifact {ref.sha256} is not what was stored ({ref.size_bytes} bytes at {ref.path} now have the "
+                f"SHA-256 {found}): restore the file from a backup",
+                path=ref.path,
+                size_bytes=ref.size_bytes,
+            )
+        return file
 
     def _path(self, sha256: Sha256, *, text: bool) -> Path:
         return self.folder / sha256[:2] / f"{sha256}.{'txt' if text else 'bin'}"
@@ -185,8 +179,7 @@ class ArtifactStore:
 
     def _refusal(self, error: OSError, *, size_bytes: int | None) -> ArtifactError:
         size = "an artifact" if size_bytes is None else f"an artifact of {size_bytes:,} bytes"
-        way_out = _WAYS_OUT.get(error.errno or 0, f"{error.strerror or error}")
-        return ArtifactError(f"{size} in {self.folder}: {way_out}", path=self.folder, size_bytes=size_bytes)
+        return ArtifactError(f"{size} in {self.folder}: {way_out(error)}", path=self.folder, size_bytes=size_bytes)
 
 
 def _is_utf8(data: bytes) -> bool:

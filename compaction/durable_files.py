@@ -5,6 +5,7 @@ Nothing here overwrites or deletes what it did not write itself, but for `publis
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +15,21 @@ from typing import BinaryIO
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
+
+_WAYS_OUT = {
+    errno.ENOSPC: "the disk is full. Free some space and try again",
+    errno.EDQUOT: "the disk quota is used up. Free some space and try again",
+    errno.EFBIG: "the file would be larger than this process may write (ulimit -f). Raise the limit and try again",
+    errno.EROFS: "the file system is read-only. Make it writable, or keep the store elsewhere",
+    errno.EACCES: "permission denied. Make the folder writable for this user",
+    errno.EPERM: "permission denied. Make the folder writable for this user",
+    errno.EIO: "the device reports an error. Look at the disk before going on",
+}
+
+
+def way_out(error: OSError) -> str:
+    """Return what was wrong with a write, and what a person can do about it."""
+    return _WAYS_OUT.get(error.errno or 0, str(error.strerror or error))
 
 
 def flush_to_disk(fd: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..compaction.durable_files import flush_to_disk, write_new_file
+from ..compaction.durable_files import flush_to_disk, way_out, write_new_file
 from ..kernels.errors import LogWriteFailed, UnknownEvent
 from ..kernels.tokens import TOKEN_BYTES
 from .log_lock import Holder, SessionLock
@@ -74,8 +74,7 @@ def _cut(path: Path, at_bytes: int, *, side_name: str) -> SideFile | None:
             flush_to_disk(file.fileno())
     except OSError as error:
         raise LogWriteFailed(
-            f"the end of {path} could not be set aside: {error.strerror or error}. It is as it was: make room, or the "
-            "folder writable, and try again",
+            f"the end of {path} could not be set aside, and is as it was: {way_out(error)}",
             path=path,
             errno=error.errno,
         ) from error

@@ -7,7 +7,6 @@ acknowledged at all a crash of the process.
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from ..compaction.durable_files import (
     flush_folder,
     flush_to_disk,
     make_private_folder,
+    way_out,
     write_all,
 )
 from ..kernels.errors import LogError, LogWriteFailed
@@ -34,14 +34,6 @@ from .log_format import encode_line
 from .log_lock import Holder, SessionLock
 from .log_reading import LOG_NAME, TOKENS_NAME, LogScan, read_tokens, scan_log, spans_of
 from .log_repair import SideFile, cut_to_valid
-
-_WAYS_OUT = {
-    errno.ENOSPC: "the disk is full. Free some space and try again",
-    errno.EDQUOT: "the disk quota is used up. Free some space and try again",
-    errno.EFBIG: "the file would be larger than this process may write (ulimit -f). Raise the limit and try again",
-    errno.EROFS: "the file system is read-only. Make it writable and try again",
-    errno.EIO: "the device reports an error. Look at the disk before going on",
-}
 
 
 class OpenReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -364,5 +356,4 @@ def _open_for_append(path: Path) -> _AppendFile:
 
 
 def _write_failed(path: Path, error: OSError) -> LogWriteFailed:
-    way_out = _WAYS_OUT.get(error.errno or 0, f"{error.strerror or error}. Make {path} writable and try again")
-    return LogWriteFailed(f"nothing was written to {path}: {way_out}", path=path, errno=error.errno)
+    return LogWriteFailed(f"nothing was written to {path}: {way_out(error)}", path=path, errno=error.errno)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import msgspec
 
 from ..compaction.artifacts import ArtifactStore
-from ..compaction.durable_files import make_private_folder
+from ..compaction.durable_files import make_private_folder, way_out
 from ..kernels.errors import LogDamaged, LogError, SessionNotFound, WorkspaceError
 from .events import SessionId, SessionStart
 from .git_ignore import IgnoreReport, ignore_folder
@@ -109,8 +109,7 @@ class Store:
             make_private_folder(self.folder / "sessions")
         except OSError as error:
             raise WorkspaceError(
-                f"the session log cannot be kept in {self.folder}: {error.strerror or error}. Make that folder "
-                "writable, or work in another workspace",
+                f"the session log cannot be kept in {self.folder}: {way_out(error)}",
                 path=self.workspace,
             ) from error
         if self.workspace not in self.folder.parents:

@@ -264,6 +264,6 @@ def test_a_workspace_without_permission_is_refused_with_the_way_out(tmp_path):
     done = subprocess.run([sys.executable, "-c", READ_ONLY], cwd=tmp_path, capture_output=True, text=True, check=True)
     (tmp_path / "closed").chmod(0o700)
     refusals = done.stdout.splitlines()
-    assert "Permission denied. Make that folder writable" in refusals[0]
+    assert "permission denied. Make the folder writable" in refusals[0]
     assert "cannot be read by this user" in refusals[1]
     shutil.rmtree(tmp_path / "closed")
