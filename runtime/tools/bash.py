@@ -61,10 +61,13 @@ def run_command(
     if program is None:
         raise ToolError("bash is not available on this machine: install it or put it on PATH")
     context.workspace.check()
-    context.capture_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     capture = context.capture_folder / f"{context.call_id}.out"
     with _created(capture) as output:
-        run = _start(context, [program, "-c", command])
+        try:
+            run = _start(context, [program, "-c", command])
+        except BaseException:
+            capture.unlink()
+            raise
         drain = _Drain(run.process, output, capture_limit_bytes)
         drain.start()
         stopped = _wait(run.process, context, drain, timeout_s)
@@ -123,7 +126,12 @@ class _Drain(threading.Thread):
 
 def _created(path: Path) -> BinaryIO:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-    return os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
+    except OSError as problem:
+        message = f"there is no place for the output, {path.parent}: {problem.strerror}"
+        raise ToolError(f"{message}; nothing was run. Free or unlock it, then try again") from problem
 
 
 def _write_all(output: BinaryIO, data: bytes) -> None:

@@ -197,9 +197,15 @@ def test_a_command_that_kills_its_own_process_group_ends_alone(context: ToolCont
 
 
 @needs_signal_scope
-def test_a_command_can_kill_neither_its_supervisor_nor_the_host(context: ToolContext) -> None:
-    output = run(context, f"kill -9 $PPID; kill -9 {os.getpid()}; kill -9 -1; echo alive")
-    assert output.content.count("Operation not permitted") >= 2
+def test_a_command_can_signal_neither_its_supervisor_nor_a_stranger(context: ToolContext, mark: str) -> None:
+    stranger = subprocess.Popen(["sleep", mark])
+    try:
+        output = run(context, f"kill -9 $PPID; kill -9 {stranger.pid}; echo alive")
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+    assert output.content.count("Operation not permitted") == 2
     assert output.content.endswith("alive\n")
 
 
@@ -263,6 +269,15 @@ def test_two_commands_at_once_do_not_meet(make_context: MakeContext, workspace: 
 def test_a_command_that_cannot_be_passed_is_refused(context: ToolContext, command: str, problem: str) -> None:
     with pytest.raises(ToolError, match=problem):
         run(context, command)
+    assert not list(context.capture_folder.glob("*.out"))
+
+
+def test_without_a_place_for_its_output_nothing_is_run(context: ToolContext, workspace: Workspace) -> None:
+    context.capture_folder.parent.mkdir()
+    context.capture_folder.write_text("a file in its place")
+    with pytest.raises(ToolError, match=r"no place for the output.*nothing was run"):
+        run(context, "touch ran")
+    assert not (workspace.root / "ran").exists()
 
 
 def test_the_limit_of_the_timeout_is_in_the_schema_and_kept(context: ToolContext) -> None:
@@ -322,7 +337,9 @@ def test_nothing_outside_the_workspace_is_written(
 
 @needs_landlock
 def test_the_workspace_and_a_temporary_folder_can_be_written(context: ToolContext, workspace: Workspace) -> None:
-    output = run(context, "echo x > a; mkdir b; mv a b/; rm -r b; mktemp; echo > /dev/null; git init -q . && echo ok")
+    output = run(
+        context, "echo x > a; mkdir b; ln a b/ && mktemp; mv a b/c; rm -r b; echo > /dev/null; git init -q . && echo ok"
+    )
     assert output.content.endswith("ok\n")
     assert str(context.capture_folder / "tmp") in output.content
     assert (workspace.root / ".git").is_dir()

@@ -39,6 +39,7 @@ TREE: dict[str, str | bytes] = {
     "src/b.py": "# needle one\n\nneedle two\n",
     "src/.gitignore": "!keep.log\n",
     "src/keep.log": "needle kept\n",
+    "src/noise.log": "needle noise\n",
     "src/drop.txt": "nothing here\n",
     "src-x/c.ts": "needle\n",
     "x.log": "needle ignored\n",

@@ -369,3 +369,29 @@ def test_more_files_than_the_grammar_takes_are_not_offered(workspace: Workspace)
     values = workspace.grounded_values(Grounded.FILE)
     assert values is not None
     assert len(values) == 2000
+
+
+def test_where_folders_have_no_handles_the_rules_are_the_same(tree: Workspace) -> None:
+    program = """
+import os, sys
+os.supports_dir_fd.discard(os.open)  # as on Windows
+from chapbook.kernels.errors import ToolError
+from chapbook.runtime.tools.workspace import Workspace
+workspace = Workspace(sys.argv[1], sys.argv[1] + "/.chapbook")
+print(workspace.replace_file("new/deep/x.txt", b"one"), workspace.replace_file("new/deep/x.txt", b"two"))
+with workspace.open_file("new/deep/x.txt") as file:
+    print(file.read())
+print(workspace.list_files(limit=9), os.listdir(sys.argv[1] + "/new/deep"))
+for path in ("leak", "leaks/secret", ".git/config", "fifo", "src"):
+    try:
+        workspace.replace_file(path, b"x")
+    except ToolError as refused:
+        print(getattr(refused, "rule", "no rule"))
+"""
+    run = subprocess.run([sys.executable, "-c", program, tree.root], capture_output=True, text=True, check=False)
+    assert run.stdout.split("\n")[:-1] == [
+        "False True",
+        "b'two'",
+        "('new/deep/x.txt', 'src/a.py') ['x.txt']",
+        *("outside the workspace", "outside the workspace", "write under .git", "not a regular file", "no rule"),
+    ], run.stderr
