@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from ..compaction.arrival import Arrival, plan_admission, stub_text
 from ..compaction.artifacts import ArtifactRef, ArtifactStore
 from ..kernels.errors import ArtifactError
 from .calls import LoggedCall
+from .log_format import clean_text
 from .tools.spec import ToolOutput
 
 MOST_BYTES_PER_TOKEN = 128
@@ -56,12 +59,25 @@ class Gate:
     def admit(self, offered: Sequence[Offered], *, left_tokens: int) -> tuple[Admitted, ...]:
         """Decide over all the outputs of one step together. Never raises for an output: a store that cannot be
         written becomes an error result with the size of what was lost to the window."""
+        offered = [self._readable(one) for one in offered]
         arrivals = [self._measure(one) for one in offered]
         whole = plan_admission(arrivals, left_tokens=left_tokens, stub_tokens=self.stub_limit_tokens)
         return tuple(
             self._enter(one, arrival) if enters else self._stub(one)
             for one, arrival, enters in zip(offered, arrivals, whole, strict=True)
         )
+
+    def _readable(self, offered: Offered) -> Offered:
+        """Replace what does not encode as UTF-8; the bytes as they came are stored, and their path is said."""
+        clean = clean_text(offered.output.content)
+        if clean.original_bytes is None:
+            return replace(offered, output=msgspec.structs.replace(offered.output, content=clean.text))
+        try:
+            kept = f"the bytes as they came: {self.shown_path(self.store.put(clean.original_bytes, text=False))}"
+        except ArtifactError as error:
+            kept = f"the bytes as they came could not be stored: {error}"
+        content = f"{clean.text}\n[not UTF-8 in places; {kept}]"
+        return replace(offered, output=msgspec.structs.replace(offered.output, content=content))
 
     def _measure(self, offered: Offered) -> Arrival:
         limit = offered.limit_tokens
