@@ -7,6 +7,7 @@ Raw newlines and tabs in strings pass: they can be read in one way only.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 MAX_VALUE_DEPTH = 32
@@ -41,13 +42,15 @@ def read_json(text: str, position: int) -> JsonRead:
     Raises Unreadable for anything that is not JSON, a key that occurs twice, NaN, or nesting over `MAX_VALUE_DEPTH`.
     """
     try:
-        value, end = _DECODER.raw_decode(text, position)
+        # A slice, since a JSONDecodeError counts the lines from the start of its text: many would take quadratic time.
+        value, length = _DECODER.raw_decode(text[position:])
     except json.JSONDecodeError as broken:
-        raise Unreadable(f"this is not valid JSON: {broken.msg}", max(position, broken.pos)) from None
+        raise Unreadable(f"this is not valid JSON: {broken.msg}", position + broken.pos) from None
     except RecursionError:
         raise Unreadable(f"the JSON nests more than {MAX_VALUE_DEPTH} levels deep", len(text)) from None
     except ValueError as broken:
         raise Unreadable(str(broken), position) from None
+    end = position + length
     if _depth_over(value, MAX_VALUE_DEPTH):
         raise Unreadable(f"the JSON nests more than {MAX_VALUE_DEPTH} levels deep", end)
     if not _encodes(value):
@@ -89,17 +92,19 @@ _DECODER = json.JSONDecoder(
 
 
 def _depth_over(value: Any, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit + 1):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
+    level = [value]  # of containers at one depth, the value itself aside
+    for _ in range(limit):
+        inner = (item for outer in level for item in _items(outer))
+        level = [item for item in inner if isinstance(item, dict | list)]
         if not level:
             return False
     return True
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _encodes(value: Any) -> bool:

@@ -36,7 +36,8 @@ _HEADER_RULE = (
 _MARK = re.compile(r"<\|(?:start|channel|end|call|return)\|>")
 _CLOSING = re.compile(r"\s*<\|(?:end|call|return)\|>")
 _HEADER = re.compile(
-    r"\s*(?=<\|start\|>|<\|channel\|>|to=)(?P<header>(?:(?!<\|message\|>|<\|end\|>)[\s\S]){0,400})<\|message\|>"
+    r"\s*(?=<\|start\|>|<\|channel\|>|to=)"
+    r"(?P<header>(?:<\|start\|>)?[^<]{0,200}(?:<\|channel\|>[^<]{0,200}){0,2}(?:<\|constrain\|>[^<]{0,100})?)<\|message\|>"
 )
 _ADDRESSED = re.compile(r"to=functions\.([^\s<]+)")
 _ANALYSIS = re.compile(r"<\|channel\|>\s*analysis")

@@ -42,14 +42,14 @@ class CallsRead(NamedTuple):
 def read_calls(
     text: str, position: int, *, start: int, separators: str = "", need_arguments: bool = False
 ) -> CallsRead:
-    """Read the JSON calls that follow one another from `position`: objects, or lists of them; at least one.
+    """Read the JSON calls that follow one another from `position`: objects, the first may be a list; at least one.
 
     `start` is where the block begins, for the raw text of the first. Raises Unreadable where what follows is no call;
     with `need_arguments` also where a call leaves them out.
     """
     calls: list[ParsedCall] = []
     end = position
-    while not calls or (position < len(text) and text[position] in "{["):
+    while not calls or text.startswith("{", position):
         read = read_json(text, position)
         members = read.value if isinstance(read.value, list) else [read.value]
         raw = text[start : read.end]

@@ -69,7 +69,9 @@ class MistralDialect:
         start = reply.find(OPENING, position)
         if start < 0:
             return None
-        body = skip_space(reply, start + len(OPENING))
+        body = start
+        while reply.startswith(OPENING, body):
+            body = skip_space(reply, body + len(OPENING))
         try:
             named = _NAMED_CALL.match(reply, body)
             if named:

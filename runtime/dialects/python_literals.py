@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Any, NamedTuple
 
 from ..grammar_json import LiteralForm, json_text
@@ -22,9 +23,9 @@ _STRING = re.compile(
 )
 _NUMBER = re.compile(r"[+-]?(?:\d+(?P<fraction>\.\d*)?|(?P<leading>\.\d+))(?P<exponent>[eE][+-]?\d+)?(?![\w.])")
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3})|(.))", re.DOTALL)
 _CONSTANTS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
-_CONTROL_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
+_CONTROL_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
 _MAX_NUMBER_CHARS = 400
 
 _HEX = "[0-9a-fA-F]"
@@ -71,13 +72,11 @@ def _read_string(text: str, position: int) -> LiteralRead:
 
 
 def _unescaped(found: re.Match[str]) -> str:
-    code = found.group(1) or found.group(2) or found.group(3)
-    if code:
-        return chr(int(code, 16)) if int(code, 16) < 0x110000 else found.group()
-    char = found.group(4)
-    if char in "\\'\"":
-        return char
-    return _CONTROL_ESCAPES.get(char, found.group())
+    hexadecimal, octal, char = found.group(1) or found.group(2) or found.group(3), found.group(4), found.group(5)
+    if hexadecimal or octal:
+        code = int(hexadecimal, 16) if hexadecimal else int(octal, 8)
+        return chr(code) if code <= sys.maxunicode else found.group()
+    return char if char in "\\'\"" else _CONTROL_ESCAPES.get(char, found.group())
 
 
 def _read_number(text: str, position: int) -> LiteralRead:

@@ -15,9 +15,9 @@ from typing import Any
 from ..calls import CallableTool, ParsedCall, ParsedReply, Piece, ToolChoice, ToolSchema
 from ..chat_format import ReasoningMarks
 from ..engine import Grammar, Trigger
-from ..grammar import Member, RuleBook, TrieEntry, arrange, literal, trie
+from ..grammar import Member, RuleBook, TrieEntry, arrange, either, literal, trie
 from ..grammar_json import SchemaRules, json_text, usable_values
-from ..schema import Schema, branches, choices, resolve, type_of
+from ..schema import branches, choices, resolve, type_of
 from ..strict_json import Unreadable, skip_space
 from .offer import example_of, offered
 from .reading import CallBlock, problem_at, take_apart
@@ -126,20 +126,17 @@ def _value(writer: SchemaRules, schema: Any, known: Sequence[str] | None) -> str
     """Return the GBNF of a value and its closing tag; empty where any text will do."""
     schema = resolve(schema, writer.root)
     listed = choices(schema)
-    if listed is None and _takes_text(schema, writer.root):
+    if listed is None and type_of(schema) in ("string", "") and not branches(schema):
         listed = usable_values(known)
         if not listed:
             return ""
-    if listed is None:
-        return f"{writer.value(schema, known=known)} {literal(_VALUE_END)}"
-    texts = (value if isinstance(value, str) else json_text(value) for value in listed)
-    return trie(writer.rules, "constant", (TrieEntry(f"{text}{_VALUE_END}") for text in texts))
-
-
-def _takes_text(schema: Schema, root: Schema) -> bool:
-    """Return whether some string is a value of the schema that is not listed: JSON could not be told from it."""
-    parts = [resolve(part, root) for part in branches(schema)]
-    return any(_takes_text(part, root) for part in parts) if parts else type_of(schema) in ("string", "")
+    if listed is not None:
+        texts = (value if isinstance(value, str) else json_text(value) for value in listed)
+        return trie(writer.rules, "constant", (TrieEntry(f"{text}{_VALUE_END}") for text in texts))
+    parts = [_value(writer, part, known) for part in branches(schema)]
+    if parts:
+        return either(parts) if all(parts) else ""  # where one part takes any text, nothing tells the others from it
+    return f"{writer.value(schema, known=known)} {literal(_VALUE_END)}"
 
 
 def _text_until_closed(rules: RuleBook) -> str:

@@ -107,7 +107,7 @@ class GrammarWalk:
     costs: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for line in self.gbnf.splitlines():
+        for line in self.gbnf.removesuffix("\n").split("\n"):
             name, _, body = line.partition(" ::= ")
             self.rules[name], end = self._alternatives(_TOKEN.findall(body), 0)
             assert end == len(_TOKEN.findall(body)), line
@@ -166,8 +166,7 @@ class GrammarWalk:
             times = low
             while budget > 0 and (high is None or times < high) and self.chooser.random() < 0.5:
                 times += 1
-            for _ in range(times):
-                out.append(self._one(kind, value, budget - 1))
+            out += [self._one(kind, value, budget - 1) for _ in range(times)]
         return "".join(out)
 
     def _one(self, kind: str, value: Any, budget: int) -> str:
@@ -188,60 +187,100 @@ def walk() -> Callable[[str, int], str]:
     return lambda gbnf, seed: GrammarWalk(gbnf, random.Random(seed)).text()
 
 
-TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters='\n\t"\\'), max_size=12)
-KEYS = st.sampled_from(["path", "limit", "steps", "note", "when", "kind", "deep"])
+_KEYS = ("path", "limit", "steps", "note", "when", "kind", "deep")
+_ALPHABET = "ab\"'\\\n é\u2028\U0001f600/<>"
 
 
-def _string_schemas() -> st.SearchStrategy[dict[str, Any]]:
-    bounded = st.tuples(st.integers(0, 3), st.integers(3, 9)).map(
-        lambda pair: {"type": "string", "minLength": pair[0], "maxLength": pair[1]}
-    )
-    return st.one_of(st.just({"type": "string"}), bounded)
+@dataclass
+class RandomSchemas:
+    """Draws schemas of the subset that tools use, and values that they allow.
 
+    By a seed and not by nested strategies, which take most of a property test's time.
+    """
 
-def _integer_schemas() -> st.SearchStrategy[dict[str, Any]]:
-    ends = st.tuples(st.integers(-2_000, 2_000), st.integers(0, 3_000))
-    both = ends.map(lambda pair: {"type": "integer", "minimum": pair[0], "maximum": pair[0] + pair[1]})
-    low = st.integers(-200, 200).map(lambda number: {"type": "integer", "exclusiveMinimum": number})
-    return st.one_of(st.just({"type": "integer"}), both, low)
+    chooser: random.Random
 
+    def parameters(self) -> dict[str, Any]:
+        """Return the schema of a tool's parameters: an object of up to seven properties."""
+        return self._object(self.chooser.randint(1, 7), depth=2)
 
-def _containers(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
-    arrays = st.builds(
-        lambda item, low, more: {"type": "array", "items": item, "minItems": low, "maxItems": low + more},
-        inner,
-        st.integers(0, 2),
-        st.integers(0, 3),
-    )
-    nullable = inner.map(lambda schema: {"anyOf": [schema, {"type": "null"}]})
-    maps = inner.map(lambda schema: {"type": "object", "additionalProperties": schema})
-    return st.one_of(arrays, nullable, maps, object_schemas(inner, most=3))
+    def value(self, schema: dict[str, Any]) -> Any:
+        """Return a value that `schema` allows."""
+        pick = self.chooser
+        if "enum" in schema or "const" in schema:
+            return pick.choice(schema.get("enum", [schema.get("const")]))
+        if "anyOf" in schema:
+            return self.value(pick.choice(schema["anyOf"]))
+        if schema["type"] == "integer":
+            low = schema.get("minimum", schema.get("exclusiveMinimum", -(10**12)) + 1)
+            return pick.randint(low, schema.get("maximum", 10**12))
+        if schema["type"] in ("array", "object"):
+            return self._container(schema)
+        plain: dict[str, Any] = {"boolean": pick.random() < 0.5, "null": None}
+        plain["number"] = pick.choice([pick.randint(-(10**9), 10**9), 0.5, -1.25, 1e-7, 3e12])
+        plain["string"] = self._text(schema.get("minLength", 0), schema.get("maxLength", 6))
+        return plain[schema["type"]]
 
+    def _container(self, schema: dict[str, Any]) -> Any:
+        pick = self.chooser
+        if schema["type"] == "array":
+            return [self.value(schema["items"]) for _ in range(pick.randint(schema["minItems"], schema["maxItems"]))]
+        if "properties" not in schema:
+            return {self._text(0, 3): self.value(schema["additionalProperties"]) for _ in range(pick.randint(0, 3))}
+        chosen = [key for key in schema["properties"] if key in schema["required"] or pick.random() < 0.5]
+        return {key: self.value(schema["properties"][key]) for key in chosen}
 
-def object_schemas(inner: st.SearchStrategy[dict[str, Any]], *, most: int) -> st.SearchStrategy[dict[str, Any]]:
-    @st.composite
-    def build(draw: st.DrawFn) -> dict[str, Any]:
-        properties = draw(st.dictionaries(KEYS, inner, min_size=1, max_size=most))
-        required = [key for key in properties if draw(st.booleans())]
+    def _text(self, least: int, most: int) -> str:
+        return "".join(self.chooser.choices(_ALPHABET, k=self.chooser.randint(least, most)))
+
+    def _object(self, size: int, *, depth: int) -> dict[str, Any]:
+        properties = {key: self._schema(depth) for key in self.chooser.sample(_KEYS, size)}
+        required = [key for key in properties if self.chooser.random() < 0.5]
         return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
-    return build()
+    def _schema(self, depth: int) -> dict[str, Any]:  # noqa: PLR0911 - one for each kind of schema
+        pick = self.chooser
+        kind = pick.choice(
+            ["text", "integer", "plain", "listed", "array", "map", "nullable", "object"][: 8 if depth else 4]
+        )
+        match kind:
+            case "text":
+                low = pick.randint(0, 3)
+                return {
+                    "type": "string",
+                    **pick.choice([{}, {"minLength": low, "maxLength": low + pick.randint(0, 6)}]),
+                }
+            case "integer":
+                low = pick.randint(-2_000, 2_000)
+                bounds = [{}, {"minimum": low, "maximum": low + pick.randint(0, 3_000)}, {"exclusiveMinimum": low}]
+                return {"type": "integer", **pick.choice(bounds)}
+            case "plain":
+                return {"type": pick.choice(["number", "boolean", "null"])}
+            case "listed":
+                texts = sorted({self._text(0, 8) for _ in range(pick.randint(1, 4))})
+                return {"enum": texts} if pick.random() < 0.7 else {"const": texts[0]}
+            case "array":
+                low = pick.randint(0, 2)
+                return {
+                    "type": "array",
+                    "items": self._schema(depth - 1),
+                    "minItems": low,
+                    "maxItems": low + pick.randint(0, 3),
+                }
+            case "map":
+                return {"type": "object", "additionalProperties": self._schema(depth - 1)}
+            case "nullable":
+                return {"anyOf": [self._schema(depth - 1), {"type": "null"}]}
+        return self._object(pick.randint(1, 3), depth=depth - 1)
 
 
 @pytest.fixture(scope="session")
-def value_schemas() -> st.SearchStrategy[dict[str, Any]]:
-    """Schemas of the subset that tools use."""
-    scalars = st.one_of(
-        _string_schemas(),
-        _integer_schemas(),
-        st.sampled_from([{"type": "number"}, {"type": "boolean"}, {"type": "null"}]),
-        st.lists(TEXTS, min_size=1, max_size=4, unique=True).map(lambda names: {"enum": names}),
-        TEXTS.map(lambda text: {"const": text}),
-    )
-    return st.recursive(scalars, _containers, max_leaves=4)
+def parameter_schemas() -> st.SearchStrategy[dict[str, Any]]:
+    """Schemas of a tool's parameters, of the subset that tools use."""
+    return st.integers(0, 2**32).map(lambda seed: RandomSchemas(random.Random(seed)).parameters())
 
 
 @pytest.fixture(scope="session")
-def parameter_schemas(value_schemas: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
-    """Schemas of a tool's parameters: objects of up to seven properties."""
-    return object_schemas(value_schemas, most=7)
+def valid_values() -> Callable[[dict[str, Any]], st.SearchStrategy[Any]]:
+    """Return a strategy of values that such a schema allows."""
+    return lambda schema: st.integers(0, 2**32).map(lambda seed: RandomSchemas(random.Random(seed)).value(schema))

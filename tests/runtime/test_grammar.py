@@ -24,7 +24,7 @@ from chapbook.runtime.grammar import (
 )
 
 LINES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(max_examples=40, deadline=None)
 
 
 @FEW
@@ -106,7 +106,7 @@ def test_many_members_come_in_their_order(matcher, required, data):
 ENDS = st.one_of(st.none(), st.integers(-1_200, 1_200), st.integers(-(10**9), 10**9))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(low=ENDS, high=ENDS, data=st.data())
 def test_an_integer_range_matches_its_numbers_and_no_others(matcher, low, high, data):
     if low is not None and high is not None and low > high:
