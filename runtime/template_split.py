@@ -193,23 +193,13 @@ def _chat_text(renders: Renders, tools: ToolsForm) -> _ChatText | None:
 
 
 def _tool_text(renders: Renders, chat: _ChatText) -> _ToolText | None:
-    """Return the transitions of results in the first form of a call that the template renders well.
+    """Return the transitions of results, in the first form of tools and call in which the template shows a call.
 
-    A template that renders no call, but results, has the call in the reply's content (`form` is None).
+    A template that shows results and no call has the call in the reply's content (`form` is None).
     """
-    poor: list[_ToolText] = []
-    for tools in ToolsForm:
-        for form in CALL_FORMS:
-            text = renders.text(tools, CallProbe.RESULT, form)
-            if text is None or (found := _tool_text_of(renders, chat, tools, form)) is None:
-                continue
-            argument = renders.sentinels.argument(1)
-            # A mapping shown as Python writes it, or JSON text escaped once more: the template wants the other form.
-            if f"'{argument}'" not in text and f'\\"{argument}' not in text:
-                return found
-            poor.append(found)
-    plain = (_tool_text_of(renders, chat, tools, None) for tools in ToolsForm)
-    return next((found for found in (*poor, *plain) if found is not None), None)
+    forms = [(tools, form) for tools in ToolsForm for form in CALL_FORMS] + [(tools, None) for tools in ToolsForm]
+    found = (_tool_text_of(renders, chat, tools, form) for tools, form in forms)
+    return next((text for text in found if text is not None), None)
 
 
 def _tool_text_of(renders: Renders, chat: _ChatText, tools: ToolsForm, form: CallForm | None) -> _ToolText | None:
