@@ -149,6 +149,11 @@ class Session:
             self._engine.drop(self.sequence)
             self._assembled.log.close()
 
+    def abandon(self) -> None:
+        """Close the log at once, from any thread, whatever the turn is doing: for a host whose process ends now."""
+        self._closed = True
+        self._assembled.log.close()
+
     def __enter__(self) -> Self:
         return self
 

@@ -60,11 +60,12 @@ class SessionHost:
     """What the host brings: its tools, its hooks, a person to ask, and the world (clocks, ids, a cache folder).
 
     `tools` None: the built-in ones. `count_tokens` None: the engine's tokenizer. `cache_folder` holds what was learnt
-    of templates, None keeps nothing. `clock` gives Unix seconds, `timer` seconds that never go back.
+    of templates, None keeps nothing. `hooks` may also be a function that makes them for the session's id. `clock`
+    gives Unix seconds, `timer` seconds that never go back.
     """
 
     tools: Sequence[Tool] | None = None
-    hooks: Hooks = field(default_factory=Hooks)
+    hooks: Hooks | Callable[[SessionId], Hooks] = field(default_factory=Hooks)
     ask: Ask | None = None
     on_prefill: OnPrefill | None = None
     count_tokens: Callable[[str], int] | None = None
@@ -275,7 +276,7 @@ def _parts(
         runner=CallRunner(
             catalogue=world.catalogue,
             policies=ToolPolicies(settings.policies),
-            hooks=host.hooks,
+            hooks=host.hooks if isinstance(host.hooks, Hooks) else host.hooks(session),
             workspace=world.workspace,
             capture_folder=store.session_folder(session),
             count_tokens=count,

@@ -190,6 +190,8 @@ class Residency:
         """Evaluate what is missing of `wanted`, one chunk in each turn. Say whether it was brought to its end."""
         start = len(state.run)
         total = len(wanted)
+        if progress is not None and start < total:
+            progress(0, total - start)
         while (begin := len(state.run)) < total:
             end = min(begin + self._n_batch, total)
             with self._turns:
