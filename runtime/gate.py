@@ -6,7 +6,8 @@ The decision is `compaction.arrival`'s; this module does the effects. The blob i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,6 +56,14 @@ class Gate:
     count: Callable[[str], int]
     shown_path: Callable[[ArtifactRef], str]
     stub_limit_tokens: int = 300
+
+    def paths_of(self, artifacts: Iterable[str]) -> tuple[str, ...]:
+        """Return how tools name these blobs, so that a grammar can offer them; one that is gone is left out."""
+        found = []
+        for sha256 in artifacts:
+            with suppress(ArtifactError):
+                found.append(self.shown_path(self.store.find(sha256)))
+        return tuple(found)
 
     def admit(self, offered: Sequence[Offered], *, left_tokens: int) -> tuple[Admitted, ...]:
         """Decide over all the outputs of one step together. Never raises for an output: a store that cannot be

@@ -79,7 +79,8 @@ class SessionState(msgspec.Struct, frozen=True, kw_only=True):
 
     `header` is the session prefix in force. `turn` is the turn in progress, `rounds` its steps so far, `last_turn`
     the number of the last one that started. `unfinished` are calls without a result, in call order.
-    `files_uncertain` were being written by a call whose outcome is not known.
+    `files_uncertain` were being written by a call whose outcome is not known. `artifacts` are the hashes of the
+    blobs whose stubs stand in results.
     """
 
     seq: Seq | None = None
@@ -97,6 +98,7 @@ class SessionState(msgspec.Struct, frozen=True, kw_only=True):
     first_user_text: str = ""
     files_written: tuple[str, ...] = ()
     files_uncertain: tuple[str, ...] = ()
+    artifacts: tuple[str, ...] = ()
     totals: Totals = Totals()
 
     @property
@@ -249,6 +251,8 @@ def _on_tool_result(state: SessionState, event: ToolResult) -> _Changes:
             failed_calls=state.totals.failed_calls + event.is_error,
         ),
     }
+    if event.artifact is not None and event.artifact not in state.artifacts:
+        changes["artifacts"] = (*state.artifacts, event.artifact)
     path = _written_path(asked)
     if path is not None and not event.is_error and path not in state.files_written:
         changes["files_written"] = (*state.files_written, path)

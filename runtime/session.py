@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from ..kernels.errors import NoRoom, UsageError
-from .calls import ToolChoice
+from .calls import CallableTool, ToolChoice
 from .cancel import Cancel
 from .engine import Engine, SequenceId
 from .events import PrefixSection, SessionId, UserMessage
@@ -91,6 +91,10 @@ class Session:
     def sequence(self) -> SequenceId:
         """The engine's sequence that holds this session."""
         return self._assembled.sequence
+
+    def offered_tools(self) -> tuple[CallableTool, ...]:
+        """Return the tools as the next request would offer them, with the paths and blobs that exist now."""
+        return self._assembled.parts.offered_tools()
 
     @property
     def opened(self) -> SessionOpened:

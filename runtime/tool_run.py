@@ -20,7 +20,7 @@ from .hooks import Deny, Hooks
 from .mentions import Mention
 from .tools.catalogue import Catalogue
 from .tools.policy import Ask, ToolPolicies
-from .tools.spec import Policy, Tool, ToolContext, ToolOutput
+from .tools.spec import Grounded, Policy, Tool, ToolContext, ToolOutput
 from .tools.workspace import Workspace
 
 MOST_AT_ONCE = 10
@@ -99,16 +99,18 @@ class CallRunner:
     clock: Callable[[], float]
     ask: Ask | None = None
 
-    def callable_tools(self) -> tuple[CallableTool, ...]:
-        """Return the tools as the grammar sees them now: with the paths that exist now."""
-        values = {
-            kind: self.workspace.grounded_values(kind)
-            for kind in {kind for tool in self.catalogue for kind in tool.grounded.values()}
-        }
+    def callable_tools(self, stored_files: Sequence[str] = ()) -> tuple[CallableTool, ...]:
+        """Return the tools as the grammar sees them now: with the paths that exist now, and the stored files that
+        stubs have named. A kind that has too many paths to offer is left free."""
+        values = {}
+        for kind in {kind for tool in self.catalogue for kind in tool.grounded.values()}:
+            known = self.workspace.grounded_values(kind)
+            if known is not None:
+                values[kind] = known if kind is Grounded.FOLDER else (*known, *stored_files)
         return tuple(
             CallableTool(
                 schema=tool.schema,
-                grounded={name: known for name, kind in tool.grounded.items() if (known := values[kind]) is not None},
+                grounded={name: values[kind] for name, kind in tool.grounded.items() if kind in values},
             )
             for tool in self.catalogue
         )

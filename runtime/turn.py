@@ -12,7 +12,7 @@ from hashlib import sha256
 from ..compaction.budget import Budgets
 from ..kernels.errors import ChapbookError, LogError, NoRoom
 from ..kernels.tokens import NO_TOKENS, TokenIds, concat_tokens
-from .calls import CallProblem, ChoiceKind, LoggedCall, ParsedReply, ToolChoice
+from .calls import CallableTool, CallProblem, ChoiceKind, LoggedCall, ParsedReply, ToolChoice
 from .cancel import Cancel
 from .dialects.base import Dialect
 from .engine import Engine, FinishReason, GenerationReport, Grammar
@@ -67,6 +67,10 @@ class TurnParts:
     gate: Gate
     budgets: Budgets
     limits: TurnLimits
+
+    def offered_tools(self) -> tuple[CallableTool, ...]:
+        """Return the tools as the next request would offer them."""
+        return self.runner.callable_tools(self.gate.paths_of(self.transcript.state.artifacts))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -282,7 +286,7 @@ class Turn:
         return ToolChoice() if forced and self._rounds > 1 else self.choice
 
     def _grammar(self) -> Grammar | None:
-        return self.parts.dialect.grammar(self.parts.runner.callable_tools(), choice=self._choice())
+        return self.parts.dialect.grammar(self.parts.offered_tools(), choice=self._choice())
 
     def _arrival_tokens(self, author: Author) -> int:
         budgets = self.parts.budgets

@@ -84,7 +84,7 @@ class Window:
         return counts
 
     def broken_from(self, earlier: TokenIds) -> BreakReport | None:
-        """Return where this window stops repeating `earlier` (a request and its reply), None where it repeats it all."""
+        """Return where this window stops repeating `earlier`, a request and its reply; None where it repeats it all."""
         request = self.tokens()
         shared = common_prefix_length(request, earlier)
         if shared == len(earlier):

@@ -368,7 +368,10 @@ def test_an_output_too_large_is_stored_whole_and_never_enters_the_window(rig: Ca
         assert b"SENTINEL" in session.store.artifacts.read(result.artifact)
         window = made.engine.detokenize(session.transcript.window.tokens())
         assert b"SENTINEL" not in window
-        assert result.artifact.encode() in window
+        path = session.store.artifacts.find(result.artifact).path.relative_to(made.workspace).as_posix()
+        assert path.encode() in window
+        offered = session.offered_tools()
+        assert path in next(each.grounded["path"] for each in offered if each.schema.name == "read")
         made.check(session)
 
 
