@@ -21,6 +21,7 @@ from .calls import CallableTool, ToolChoice
 from .cancel import Cancel
 from .engine import Engine, SequenceId
 from .events import PrefixSection, SessionId, UserMessage
+from .git_ignore import IgnoreReport
 from .log_format import clean_text
 from .mentions import find_mentions, find_missing
 from .projection import Recovery
@@ -117,6 +118,11 @@ class Session:
     def resumed(self) -> Resumed | None:
         """What opening the log of a resumed session found."""
         return self._assembled.resumed
+
+    @property
+    def ignored(self) -> IgnoreReport | None:
+        """What a new session did so that git passes over its store; None for one that was resumed."""
+        return self._assembled.ignored
 
     def send(self, text: str, *, choice: ToolChoice | None = None) -> Iterator[StreamEvent]:
         """Run one turn on a person's message and yield what happens; the last event is `TurnEnded`.
