@@ -7,7 +7,7 @@ enters as plain pieces, whatever it holds; the tools are the template's own rend
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from .template_render import WAY_OUT, RenderResult, render_all
 from .template_split import SYSTEM_FORM
 from .transition_glue import common_end, common_start
 from .transition_probes import Sentinels, ToolsForm, choose_sentinels, template_request
-from .transitions import LEARNER_VERSION, TemplateVariable, given_variables
+from .transitions import LEARNER_VERSION, given_variables
 
 GLUE = "glue"
 CATALOGUE = "catalogue"
@@ -102,7 +102,7 @@ def _system_pieces(sections: Sequence[PrefixText], form: ContentForm, *, folded:
     ]
 
 
-def _merged(pieces: Sequence[PrefixPiece] | Iterator[PrefixPiece]) -> Iterator[PrefixPiece]:
+def _merged(pieces: Iterable[PrefixPiece]) -> Iterator[PrefixPiece]:
     """Yield the pieces that are not empty; neighbours of one kind become one, since they are tokenised together."""
     whole = (piece for piece in pieces if piece.text)
     for (section, markup), run in groupby(whole, key=lambda piece: (piece.section, piece.markup)):
@@ -206,6 +206,3 @@ def _strings(value: object) -> Iterator[str]:
     elif isinstance(value, Sequence):
         for inner in value:
             yield from _strings(inner)
-
-
-__all__ = ["PrefixText", "TemplateVariable", "check_tool_texts", "render_prefix"]

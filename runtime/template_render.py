@@ -53,7 +53,8 @@ def render_all(
     of memory, 16 M characters of output over all requests, `timeout_s` of wall time) or leaves the sandbox.
     """
     job = {
-        "import_path": sys.path,
+        # Without the entry for the working folder, which may be a stranger's.
+        "import_path": [entry for entry in sys.path if entry],
         "template": template,
         "requests": requests,
         "now": now,

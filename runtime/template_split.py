@@ -222,7 +222,8 @@ def _tool_text_of(renders: Renders, chat: _ChatText, tools: ToolsForm, form: Cal
         return None
     tool_end = renders.after(probe(CallProbe.RESULT_END, Probe.PLAIN_RESULT_END), 2)
     tool_close = closing_of(tool_reply, at_end=tool_end, eos_text=renders.eos_text)
-    tool_open = reply_tool[len(_reply_close(renders, chat, reply_tool)) :]
+    reply_close = closing_of(reply_tool, at_end=chat.reply_close, eos_text=renders.eos_text)
+    tool_open = reply_tool[len(reply_close) :]
     tool_user = renders.between(probe(CallProbe.RESULT_USER, Probe.PLAIN_RESULT_USER), 2, 3)
     if tool_user is None or not renders.is_clean(tool_user, previous=1):
         tool_user = tool_close + chat.user_open
@@ -239,10 +240,6 @@ def _tool_text_of(renders: Renders, chat: _ChatText, tools: ToolsForm, form: Cal
         tool_user=tool_user,
         user_tool=chat.user_close + tool_open,
     )
-
-
-def _reply_close(renders: Renders, chat: _ChatText, reply_tool: str) -> str:
-    return closing_of(reply_tool, at_end=chat.reply_close or None, eos_text=renders.eos_text)
 
 
 def _tool_tool(renders: Renders, in_a_row: tuple[str | None, ...], *, tool_close: str, tool_open: str) -> str:

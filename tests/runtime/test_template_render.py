@@ -105,7 +105,7 @@ def test_one_render_cannot_change_the_inputs_of_the_next() -> None:
         ("{{ [1] | tojson(indent=2) }}", "[\n  1\n]"),
         ("{{ 'é' | tojson(ensure_ascii=true) }}", '"\\u00e9"'),
         ("{{ messages[0].items() | map('first') | tojson }}", '["role", "content"]'),
-        ("{% if true %}\n  x\n{% endif %}\n", "  x\n"),
+        ("  {% if true %}\n  x\n  {% endif %}\n", "  x\n"),
         ("{% set ns = namespace(a=[]) %}{% set _ = ns.a.append(1) %}{{ ns.a }}", "[1]"),
         ("{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}", "ab"),
     ],

@@ -67,6 +67,7 @@ def test_the_rest_of_a_call_is_taken_off() -> None:
     plain = "<|im_end|>\n<|im_start|>tool\n"
     assert strip_call('"}}\n</tool_call>' + plain, plain=plain, eos_text="") == plain
     assert strip_call('"}<|call|><|start|>tool', plain="<|end|><|start|>tool", eos_text="") == "<|call|><|start|>tool"
+    assert strip_call('"}[/CALL]<|seen|>\n', plain="<|seen|>\n", eos_text="") == "<|seen|>\n"
     assert strip_call('"}<eot-x><tool>', plain=None, eos_text="<eot-x>") == "<eot-x><tool>"
     assert strip_call('"})\n</call>\nRESULT ', plain=None, eos_text="") == "RESULT "
 

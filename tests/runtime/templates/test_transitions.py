@@ -379,9 +379,9 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, learnt: Lear
 
 
 def test_a_template_that_holds_the_first_sentinel_gets_another_one() -> None:
-    template = "Zq0000c01z{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>Zq0000c02z"
     chat_format = learn_chat_format(template, bos_text="", eos_text="", cache_folder=None)
-    assert glue_text(chat_format, Shape.REPLY, Shape.USER) == "<user>"
+    assert glue_text(chat_format, Shape.USER, Shape.REPLY) == "<assistant>Zq0000c02z"
 
 
 # The template of a real model.
