@@ -124,9 +124,9 @@ class Transcript:
         """Record a person's message."""
         self._commit(message)
 
-    def notice(self, *, producer: str, form: str, text: str) -> None:
+    def notice(self, notice: Notice) -> None:
         """Record a message of the runtime's own, of the user's shape."""
-        self._commit(Notice(producer=producer, form=form, text=text))
+        self._commit(notice)
 
     def tokens_with(self, *events: Event) -> int:
         """Return how long the window would be with `events` in it, one after another."""

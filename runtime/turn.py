@@ -16,8 +16,8 @@ from .calls import CallableTool, CallProblem, ChoiceKind, LoggedCall, ParsedRepl
 from .cancel import Cancel
 from .dialects.base import Dialect
 from .engine import Engine, FinishReason, GenerationReport, Grammar
-from .events import Author, StepUsage, ToolResult, TurnEndReason, UserMessage
-from .gate import Gate, Offered
+from .events import Author, Notice, StepUsage, ToolResult, TurnEndReason, UserMessage
+from .gate import Admitted, Gate, Offered
 from .mentions import Mention
 from .request import Asked, Requester, was_cut
 from .stream import (
@@ -34,6 +34,9 @@ from .stuck import StepCall, StuckDetector
 from .tool_run import CallOutcome, CallRunner
 from .tools.spec import ToolOutput
 from .transcript import Transcript
+
+LABEL = "[chapbook]"
+"""Begins every notice, so that the model can tell the runtime from the person."""
 
 UNREADABLE_CALL = "unreadable_call"
 """The name under which the result of a call that could not be read is logged."""
@@ -85,7 +88,7 @@ class Turn:
     _steps: int = 0
     _last_text: str = ""
     _unreadable_seen: set[str] = field(default_factory=set)
-    _outcomes: tuple[CallOutcome, ...] = ()
+    _seen: list[StepCall] = field(default_factory=list)
     _hinted: set[str] = field(default_factory=set)
     _stuck: StuckDetector = field(default_factory=StuckDetector)
 
@@ -96,7 +99,6 @@ class Turn:
         """
         transcript = self.parts.transcript
         number = transcript.start_turn()
-        end = _TurnOver(TurnEndReason.INTERRUPTED, "the host stopped reading")
         try:
             yield TurnStarted(turn=number)
             transcript.user(message)
@@ -112,7 +114,7 @@ class Turn:
         except ChapbookError as error:
             end = _TurnOver(TurnEndReason.ERROR, str(error))
         except GeneratorExit:
-            transcript.end_turn(end.reason, rounds=self._rounds, detail=end.detail)
+            transcript.recover()
             raise
         transcript.end_turn(end.reason, rounds=self._rounds, detail=end.detail)
         yield TurnEnded(turn=number, reason=end.reason, rounds=self._rounds, text=self._last_text, detail=end.detail)
@@ -202,9 +204,9 @@ class Turn:
             cancel=self.cancel,
             arrival_tokens=self._arrival_tokens(author),
         )
-        self._outcomes = outcomes + tuple(self._unreadable(problem) for problem in problems)
-        if self._outcomes:
-            yield from self._commit(self._outcomes, limit_tokens=self._arrival_tokens(author))
+        outcomes += tuple(self._unreadable(problem) for problem in problems)
+        if outcomes:
+            yield from self._commit(outcomes, limit_tokens=self._arrival_tokens(author))
 
     def _commit(self, outcomes: Sequence[CallOutcome], *, limit_tokens: int) -> Iterator[StreamEvent]:
         transcript = self.parts.transcript
@@ -214,24 +216,21 @@ class Turn:
             for one in outcomes
             for context in one.context_added
         ]
-        framed = transcript.opened_tokens(
-            before=[ToolResult(call_id=one.call.id, name=one.call.name, content="") for one in outcomes]
-        )
-        left_tokens = self.parts.budgets.left_tokens(framed)
+        framing = [
+            *(ToolResult(call_id=one.call.id, name=one.call.name, content="") for one in outcomes),
+            *(_hook_notice("") for _ in added),
+        ]
+        left_tokens = self.parts.budgets.left_tokens(transcript.opened_tokens(before=framing))
         admitted = self.parts.gate.admit([*offered, *added], left_tokens=left_tokens)
-        for outcome, entering in zip(outcomes, admitted[: len(offered)], strict=True):
-            transcript.result(outcome.call, entering, seconds=outcome.seconds)
-            yield ToolFinished(
-                call_id=outcome.call.id,
-                name=outcome.call.name,
-                content=entering.content,
-                is_error=entering.is_error,
-                artifact=entering.artifact,
-                tokens=entering.tokens,
-                seconds=outcome.seconds,
-            )
+        results = admitted[: len(offered)]
+        self._seen = [_seen(one, entering) for one, entering in zip(outcomes, results, strict=True)]
+        # All of them are in the log before the host hears of one: it may stop reading at any event.
+        for one, entering in zip(outcomes, results, strict=True):
+            transcript.result(one.call, entering, seconds=one.seconds)
+        for one, entering in zip(outcomes, results, strict=True):
+            yield _finished(one, entering)
         for entering in admitted[len(offered) :]:
-            yield from self._notice("hook", entering.content)
+            yield from self._notice(_hook_notice(entering.content))
         for problem in (problem for one in outcomes for problem in one.hook_problems):
             yield NoticeGiven(producer="hook", text=problem, to_model=False)
 
@@ -248,33 +247,24 @@ class Turn:
             self._unreadable_seen.add(problem.problem)
 
     def _look_whether_stuck(self) -> Iterator[StreamEvent]:
-        verdict = self._stuck.observe(
-            [
-                StepCall(
-                    name=one.call.name,
-                    arguments=one.call.arguments,
-                    result_hash=sha256(one.output.content.encode("utf-8", "replace")).hexdigest(),
-                    is_error=one.output.is_error,
-                )
-                for one in self._outcomes
-            ]
-        )
+        verdict = self._stuck.observe(self._seen)
         if verdict is None:
             return
         if verdict.kind in self._hinted:
             raise _TurnOver(TurnEndReason.STUCK, verdict.hint)
         self._hinted.add(verdict.kind)
-        yield from self._notice("stuck", verdict.hint)
+        yield from self._notice(Notice(producer="stuck", form="hint", text=f"{LABEL} {verdict.hint}"))
 
     def _tell_round(self) -> Iterator[StreamEvent]:
         """State the round in the last quarter, so that the model can spend the last ones on what was asked."""
         rounds = self.parts.limits.rounds
         if rounds > 1 and self._rounds > rounds - rounds // 4:
-            yield from self._notice("rounds", f"[chapbook] round {self._rounds} of {rounds}")
+            text = f"{LABEL} round {self._rounds} of {rounds}"
+            yield from self._notice(Notice(producer="rounds", form="line", text=text))
 
-    def _notice(self, producer: str, text: str) -> Iterator[StreamEvent]:
-        self.parts.transcript.notice(producer=producer, form="text", text=text)
-        yield NoticeGiven(producer=producer, text=text)
+    def _notice(self, notice: Notice) -> Iterator[StreamEvent]:
+        self.parts.transcript.notice(notice)
+        yield NoticeGiven(producer=notice.producer, text=notice.text)
 
     def _end_step(self, usage: StepUsage) -> Iterator[StreamEvent]:
         self.parts.transcript.end_step(step=self._steps, usage=usage)
@@ -300,7 +290,33 @@ class _Reply:
     usage: StepUsage
 
 
+def _hook_notice(text: str) -> Notice:
+    return Notice(producer="hook", form="context", text=f"{LABEL} added by a hook:\n{text}")
+
+
+def _seen(outcome: CallOutcome, entering: Admitted) -> StepCall:
+    """Return a call as the stuck detector sees it: with what the model read of its result."""
+    return StepCall(
+        name=outcome.call.name,
+        arguments=outcome.call.arguments,
+        result_hash=sha256(entering.content.encode()).hexdigest(),
+        is_error=entering.is_error,
+    )
+
+
+def _finished(outcome: CallOutcome, entering: Admitted) -> ToolFinished:
+    return ToolFinished(
+        call_id=outcome.call.id,
+        name=outcome.call.name,
+        content=entering.content,
+        is_error=entering.is_error,
+        artifact=entering.artifact,
+        tokens=entering.tokens,
+        seconds=outcome.seconds,
+    )
+
+
 def _unshown(text: str, shown: str) -> str:
     """Return what of the parsed text was not shown while it came."""
     seen = shown.strip()
-    return text[len(seen) :] if text.startswith(seen) else text
+    return text[len(seen) :] if text.startswith(seen) else ""
