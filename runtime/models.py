@@ -14,7 +14,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -136,7 +136,8 @@ def find_models(*, places: ModelPlaces) -> tuple[FoundModel, ...]:
 
 
 def resolve_model(name: str, *, places: ModelPlaces, fetch: HubFetch | None = None) -> Path:
-    """Return the path of the model that `name` means: a path, a listed name, or `hf:owner/repo/file`.
+    """Return the path of the model that `name` means: a path, a listed name or what one alone begins with (in any
+    case), or `hf:owner/repo/file`.
 
     A model that a package carries in parts is put together in chapbook's folder first. `fetch` stands in for
     `huggingface_hub`. Raises ModelNotFound with the nearest listed names, and ModelFileError for a split model of
@@ -147,11 +148,21 @@ def resolve_model(name: str, *, places: ModelPlaces, fetch: HubFetch | None = No
     if (path := _as_file(name)) is not None:
         return _first_shard(path)
     listed = find_models(places=places)
-    for same in (str, str.casefold):
-        for model in listed:
-            if same(model.name) == same(name):
-                return _put_together(model) if model.parts else _first_shard(model.path)
-    raise _not_found(name, listed, places)
+    if (model := _named(name, listed)) is None:
+        raise _not_found(name, listed, places)
+    return _put_together(model) if model.parts else _first_shard(model.path)
+
+
+def _named(name: str, listed: Sequence[FoundModel]) -> FoundModel | None:
+    """Return the model of that name, else the only one whose name begins with it."""
+    wanted = name.casefold()
+    exact = [model for model in listed if model.name == name] or [
+        model for model in listed if model.name.casefold() == wanted
+    ]
+    if exact:
+        return exact[0]
+    begun = [model for model in listed if wanted and model.name.casefold().startswith(wanted)]
+    return begun[0] if len({model.name for model in begun}) == 1 else None
 
 
 def hub_fetch(repository: str, file: str) -> Path:

@@ -263,6 +263,15 @@ def test_a_name_is_matched_without_case_but_an_exact_one_goes_first(places):
     assert resolve_model("oTHER", places=places) == other
 
 
+def test_the_beginning_of_one_name_alone_is_enough(places):
+    big, small = put(places.own / "Qwen3-8B-Q4.gguf"), put(places.own / "SmolLM2-135M.gguf")
+    assert resolve_model("smollm2", places=places) == small
+    assert resolve_model("qwen3-8", places=places) == big
+    put(places.own / "SmolLM2-360M.gguf")
+    with pytest.raises(ModelNotFound, match="SmolLM2-360M"):
+        resolve_model("smollm2", places=places)
+
+
 def test_an_unknown_name_brings_the_nearest_ones(places):
     for name in ("SmolLM2-135M-Instruct.Q4_1", "SmolLM2-360M", "gemma-3-270m"):
         put(places.own / f"{name}.gguf")
