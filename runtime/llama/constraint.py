@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from ...kernels.tokens import NO_TOKENS, TokenIds
 from ..engine import Grammar
+from ..text_watch import TriggerWatch
 from .grammar import CompiledGrammar, GrammarRun, utf8_remainder
 from .sampler import Sampler
 from .tokenizer import LlamaTokenizer
-from .trigger import TriggerWatch
 
 
 class ReplyConstraint:

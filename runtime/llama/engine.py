@@ -16,6 +16,7 @@ from ...kernels.tokens import NO_TOKENS, TokenIds, concat_tokens
 from ..cancel import Cancel
 from ..engine import EngineInfo, Grammar, PrefillProgress, Sampling, SequenceId, SyncReport
 from ..gguf import fingerprint
+from ..text_watch import TextWatch
 from .constraint import ReplyConstraint
 from .context import LlamaContext, OnDecode
 from .generation import LlamaGeneration
@@ -26,7 +27,6 @@ from .placement import KV_ELEMENT_BYTES, Placement, free_memory_bytes, physical_
 from .residency import Residency, check_ids, check_run, end_generation
 from .sampler import Sampler
 from .tokenizer import LlamaTokenizer
-from .trigger import TextWatch
 from .turns import Turns
 
 DEFAULT_BATCH_TOKENS = 512

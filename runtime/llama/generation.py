@@ -17,6 +17,7 @@ from ...kernels.errors import EngineError
 from ...kernels.tokens import TokenId, TokenIds, token_ids
 from ..cancel import Cancel
 from ..engine import FinishReason, GeneratedToken, GenerationReport
+from ..text_watch import TextWatch
 from .constraint import ReplyConstraint
 from .context import Decoded, LlamaContext
 from .library import CancelFlag
@@ -24,7 +25,6 @@ from .residency import Residency
 from .sampler import Sampler
 from .sequence import SequenceState
 from .tokenizer import LlamaTokenizer
-from .trigger import TextWatch
 from .turns import Turns
 
 

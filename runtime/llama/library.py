@@ -20,7 +20,7 @@ from ...kernels.errors import ModelLoadError
 LOG_LINES_KEPT = 40
 """Warnings and errors that a failed load shows at most."""
 
-_LEVELS = {1: logging.INFO, 2: logging.WARNING, 3: logging.ERROR, 4: logging.DEBUG}
+_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUES = 5
 
 

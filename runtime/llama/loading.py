@@ -12,6 +12,7 @@ from ...kernels.errors import ModelLoadError
 from ..engine import MemoryKind
 from ..gguf import read_gguf
 from ..gguf_metadata import GgufMetadata
+from .file_checks import check_metadata
 from .library import library
 from .placement import CONTEXT_STEP_TOKENS, KV_ELEMENT_BYTES
 from .tokenizer import LlamaTokenizer
@@ -102,6 +103,7 @@ def load_model(path: Path, *, vocab_only: bool = False, n_gpu_layers: int | None
     Raises ModelFileError where the file is no whole GGUF, ModelLoadError where llama.cpp refuses it.
     """
     metadata = read_gguf(path)
+    check_metadata(path, metadata)
     loaded = library()
     api = loaded.api
     params = api.llama_model_default_params()

@@ -12,7 +12,8 @@ llama.cpp's own `llama_tokenize` is exact only with care. What is guarded agains
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,11 @@ _ATTR_UNKNOWN, _ATTR_CONTROL, _ATTR_USER_DEFINED = 1 << 0, 1 << 3, 1 << 4
 
 
 class LlamaTokenizer:
-    """The vocabulary of a loaded model. Thread-safe. It must not be used after its model was freed: see `close`."""
+    """The vocabulary of a loaded model. Thread-safe. It must not be used after its model was freed: see `close`.
+
+    Detokenising gives a text back to the byte, but for U+2581 under SentencePiece, which writes a space so, and for
+    bytes that a vocabulary cannot spell.
+    """
 
     def __init__(self, vocab: Any) -> None:
         api = library().api
@@ -50,6 +55,7 @@ class LlamaTokenizer:
         # A user-defined token of one character spells only itself, and cannot be cut.
         structural = {text for text in structural if len(text) > 1}
         self.control_texts = tuple(text for text in self._special if text in control or text in structural)
+        self._harmless = {text: token for text, token in self._special.items() if text not in self.control_texts}
         self._forbidden = token_ids(sorted(self._special[text] for text in self.control_texts))
         byte_pair = api.llama_vocab_type(vocab) == _BPE
         # Byte-pair merges never build a control token, and its text is plain where it is not parsed: no cut needed.
@@ -67,11 +73,15 @@ class LlamaTokenizer:
         """See `engine.Tokenizer.tokenize`."""
         if not text:
             return NO_TOKENS
-        if not parse_special:
-            return concat_tokens([self._plain(piece) for piece in self._splitter.pieces(text)])
-        if not self._adds_space:
+        if parse_special and not self._adds_space:
             return self._call(text.encode(), parse_special=True)
-        return concat_tokens([self._markup_part(part) for part in self._split_special(text)])
+        pieces = (text,) if parse_special else self._splitter.pieces(text)
+        if not self._adds_space:
+            return concat_tokens([self._plain(piece) for piece in pieces])
+        # llama.cpp would add a space behind every token that it finds in the text, so they are found here.
+        found = self._special if parse_special else self._harmless
+        parts = [part for piece in pieces for part in _split_longest_first(piece, found)]
+        return concat_tokens([token_ids((found[part],)) if part in found else self._plain(part) for part in parts])
 
     def detokenize(self, tokens: TokenIds, *, special: bool = True) -> bytes:
         """See `engine.Tokenizer.detokenize`."""
@@ -101,6 +111,7 @@ class LlamaTokenizer:
         return TokenId(token) if token >= 0 else None
 
     def _special_texts(self, attributes: list[int]) -> dict[str, int]:
+        """Return the id of every control and user-defined text."""
         texts: dict[str, int] = {}
         for token, attr in enumerate(attributes):
             if attr & (_ATTR_CONTROL | _ATTR_USER_DEFINED):
@@ -138,20 +149,6 @@ class LlamaTokenizer:
                 return token_ids(whole[len(head) :])
         raise EngineError(f"this vocabulary merges {text[:20]!r} with what stands before it")
 
-    def _markup_part(self, part: str) -> TokenIds:
-        token = self._special.get(part)
-        return self._plain(part) if token is None else token_ids((token,))
-
-    def _split_special(self, text: str) -> list[str]:
-        """Split at special tokens as llama.cpp does: the longest text first, over the whole of the text."""
-        parts = [text]
-        for special in sorted(self._special, key=len, reverse=True):
-            if special in text:
-                parts = [
-                    piece for part in parts for piece in ([part] if part in self._special else _split(part, special))
-                ]
-        return parts
-
     def _call(self, data: bytes, *, parse_special: bool) -> TokenIds:
         self._check_open()
         room = len(data) + 8
@@ -170,13 +167,18 @@ class LlamaTokenizer:
             raise EngineClosed("this vocabulary was closed with its model")
 
 
-def _split(text: str, special: str) -> Iterator[str]:
-    """Yield the parts of `text` between the occurrences of `special`, and these, in order, none empty."""
-    for number, part in enumerate(text.split(special)):
-        if number:
-            yield special
-        if part:
-            yield part
+def _split_longest_first(text: str, specials: Mapping[str, int]) -> list[str]:
+    """Split at `specials` as llama.cpp does: the longest first, each over the whole of the text."""
+    parts = [text]
+    for special in sorted(specials, key=len, reverse=True):
+        if special in text:
+            parts = [
+                piece
+                for part in parts
+                for piece in ((part,) if part in specials else re.split(f"({re.escape(special)})", part))
+                if piece
+            ]
+    return parts
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -73,29 +73,23 @@ def test_recurrent_memory_goes_back_to_a_snapshot_or_starts_over():
 runs = st.lists(st.integers(0, 2), max_size=12).map(token_ids)
 
 
-@given(
-    resident=runs,
-    wanted=st.lists(st.integers(0, 2), min_size=1, max_size=12).map(token_ids),
-    snapshot=runs,
+memories = st.builds(
+    HeldMemory,
     kind=st.sampled_from(MemoryKind),
+    resident=runs,
     logits_at_hand=st.booleans(),
     window_tokens=st.integers(1, 5),
     first_held=st.integers(0, 12),
+    snapshot=runs,
 )
-def test_a_plan_keeps_only_what_is_right_and_leaves_a_token_for_the_logits(
-    resident, wanted, snapshot, kind, logits_at_hand, window_tokens, first_held
-):
-    memory = HeldMemory(
-        kind=kind,
-        resident=resident,
-        logits_at_hand=logits_at_hand,
-        window_tokens=window_tokens,
-        first_held=first_held,
-        snapshot=snapshot,
-    )
+
+
+@given(wanted=runs.filter(len), memory=memories)
+def test_a_plan_keeps_only_what_is_right_and_leaves_a_token_for_the_logits(wanted, memory):
+    kind, resident = memory.kind, memory.resident
     plan = plan_sync(wanted, memory)
     assert np.array_equal(resident[: plan.keep], wanted[: plan.keep])
-    untouched = logits_at_hand and np.array_equal(resident, wanted)
+    untouched = memory.logits_at_hand and np.array_equal(resident, wanted)
     assert plan.keep == len(wanted) if untouched else plan.keep < len(wanted)
     if plan.source is SyncSource.RESIDENT:
         assert plan.keep == len(resident) > 0
@@ -103,11 +97,10 @@ def test_a_plan_keeps_only_what_is_right_and_leaves_a_token_for_the_logits(
         assert plan.keep == 0
     elif plan.source is SyncSource.SNAPSHOT:
         assert not kind.rewinds
-        assert np.array_equal(snapshot, wanted[: plan.keep])
+        assert np.array_equal(memory.snapshot, wanted[: plan.keep])
     else:
         assert kind in (MemoryKind.FULL, MemoryKind.SLIDING)
         assert 0 < plan.keep < len(resident)
         if kind is MemoryKind.SLIDING:
-            assert first_held <= max(0, plan.keep - window_tokens)
-    if plan.source is not SyncSource.RESIDENT and len(resident) and plan.keep < len(resident):
-        assert plan.reason or plan.keep == 0
+            assert memory.first_held <= max(0, plan.keep - memory.window_tokens)
+    assert bool(plan.reason) == (plan.keep < len(resident))

@@ -167,9 +167,7 @@ def test_a_cut_inside_a_required_trigger_finishes_it(open_engine, random_run):
     engine.sync(sequence, random_run(20))
     grammar = Grammar(gbnf='root ::= "123;"', triggers=(Trigger(text="call:"),), required=True)
     first, head = generate(engine, sequence, grammar, seed=0, max_tokens=1)
-    rest = engine.generate(
-        sequence, sampling=Sampling(seed=0), max_tokens=30, grammar=grammar, so_far=first.tokens
-    )
+    rest = engine.generate(sequence, sampling=Sampling(seed=0), max_tokens=30, grammar=grammar, so_far=first.tokens)
     assert (head + b"".join(token.piece for token in rest)).startswith(b"call:123;")
 
 
@@ -200,7 +198,7 @@ def test_a_grammar_that_no_token_fits_ends_the_reply_with_an_error(open_engine, 
     grammar = Grammar(gbnf='root ::= "a" [\\x00]', triggers=(Trigger(text="x"),), required=True)
     generation = engine.generate(sequence, sampling=Sampling(), max_tokens=50, grammar=grammar)
     with pytest.raises(GrammarError, match="no token"):
-        [*generation]
+        list(generation)
     assert generation.report.tokens.tolist() == [*b"xa"]
     engine.check_integrity()
 

@@ -1,3 +1,4 @@
+import itertools
 import threading
 import time
 
@@ -95,7 +96,7 @@ def test_a_stop_text_ends_the_reply_and_stays_in_it(open_engine, random_run):
     tried = 0
     for seed in range(30):
         free, _ = pieces(seed)
-        for first, second in zip(free, free[1:], strict=False):
+        for first, second in itertools.pairwise(free):
             # A text across two tokens: the end of one and the start of the next.
             across = first[-1:] + second[:1]
             if not across.isascii():
@@ -225,11 +226,11 @@ def test_a_closed_engine_refuses_everything_but_closing(synced, random_run):
     for use in (
         lambda: engine.sync(sequence, random_run(5)),
         lambda: engine.generate(sequence, sampling=NEVER_ENDS, max_tokens=5),
-        lambda: engine.open_sequence(),
+        engine.open_sequence,
         lambda: engine.resident(sequence),
         lambda: engine.tokenize("x", parse_special=False),
         lambda: engine.score(sequence, random_run(2), given=random_run(2)),
-        lambda: engine.check_integrity(),
+        engine.check_integrity,
     ):
         with pytest.raises(EngineClosed):
             use()

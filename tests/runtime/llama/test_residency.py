@@ -273,7 +273,9 @@ class EngineMachine(RuleBasedStateMachine):
         for sequence in self.sequences:
             if self.has_logits(sequence):
                 run = self.engine.resident(sequence)
-                assert_close(self.next_logits(self.engine, sequence), fresh_logits(self.reference, run, self.next_logits))
+                assert_close(
+                    self.next_logits(self.engine, sequence), fresh_logits(self.reference, run, self.next_logits)
+                )
 
 
 @pytest.mark.parametrize("kind", KINDS)

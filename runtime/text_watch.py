@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..engine import Trigger
+from .engine import Trigger
 
 
 class TextWatch:

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chapbook.runtime.engine import Trigger
-from chapbook.runtime.llama.trigger import TextWatch, TriggerWatch
+from chapbook.runtime.text_watch import TextWatch, TriggerWatch
 
 short = st.text(alphabet="ab ", min_size=1, max_size=4)
 
