@@ -115,10 +115,11 @@ def test_the_readme_names_the_two_commands_that_set_up_and_run() -> None:
     assert "make run" in readme
 
 
-def test_the_changelog_has_the_version_of_the_package() -> None:
+def test_the_changelog_says_what_the_version_or_the_next_one_brings() -> None:
     version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
     assert version
-    assert version[1] in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## \[?([^\]\s]+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {version[1], "Unreleased"} & set(headings)
 
 
 @pytest.mark.parametrize("name", ["runtime", "compaction", "kernels", "bench"])
