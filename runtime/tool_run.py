@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from traceback import format_exception_only
 
-from ..kernels.errors import ToolDenied, ToolError
+from ..kernels.errors import ChapbookError, ToolDenied, ToolError
 from .arguments import check_arguments
 from .calls import CallableTool, CallId, LoggedCall
 from .cancel import Cancel
@@ -44,46 +46,72 @@ class CallOutcome:
 class _Body:
     """One body on its thread: what it returned, or that it has not."""
 
-    def __init__(self, tool: Tool, call: LoggedCall, context: ToolContext) -> None:
+    def __init__(self, tool: Tool, call: LoggedCall, context: ToolContext, clock: Callable[[], float]) -> None:
         self.call = call
-        self._limit_s = tool.timeout_s
-        self._cancel = context.cancel
+        self.cancel = context.cancel
+        self._clock, self._limit_s = clock, tool.timeout_s
+        self._started_s, self._ended_s = clock(), 0.0
+        self._stopped_s: float | None = None
         self._done = threading.Event()
         self._output: ToolOutput | None = None
         # A daemon, so that a body that never returns does not keep the process from ending.
         self._thread = threading.Thread(target=self._run, args=(tool, context), name=f"chapbook {call.id}", daemon=True)
 
     def start(self) -> None:
+        self._started_s = self._clock()
         self._thread.start()
+
+    def wait(self) -> None:
+        self._done.wait(POLL_S)
+
+    def is_settled(self) -> bool:
+        """Whether there is no more to wait for: it has ended, or was told to stop and had its grace to do so."""
+        if self._done.is_set():
+            return True
+        now_s = self._clock()
+        if now_s - self._started_s > self._limit_s:
+            self.cancel.set()
+        if self._stopped_s is None and self.cancel.is_set:
+            self._stopped_s = now_s
+        return self._stopped_s is not None and now_s - self._stopped_s > CANCEL_GRACE_S
+
+    def outcome(self, *, cancelled: bool) -> CallOutcome:
+        """Return how it ended, once it is settled."""
+        output, ended_s = self._output, self._ended_s
+        if output is None:
+            ended_s = self._clock()
+            why = "the turn was cancelled" if cancelled else f"it ran longer than its limit of {self._limit_s:g} s"
+            output = _failed(
+                f"{self.call.name} did not end: {why}. Its outcome is unknown: verify before trying again."
+            )
+        return CallOutcome(call=self.call, output=output, seconds=ended_s - self._started_s, ran=True)
 
     def _run(self, tool: Tool, context: ToolContext) -> None:
         try:
-            self._output = tool.body(context, self.call.arguments)
-        except ToolError as error:
-            self._output = ToolOutput(content=str(error), is_error=True)
+            output: object = tool.body(context, self.call.arguments)
+            if not isinstance(output, ToolOutput):
+                output = _failed(f"{tool.name} returned {type(output).__name__}; a body returns a ToolOutput")
+        except ChapbookError as error:
+            output = _failed(str(error))
         except BaseException as error:  # whatever a tool raises is its result, even SystemExit
-            self._output = ToolOutput(content=f"{tool.name} raised {type(error).__name__}: {error}", is_error=True)
-        finally:
-            self._done.set()
+            output = _failed(f"{tool.name} raised {''.join(format_exception_only(error)).strip()}")
+        self._ended_s = self._clock()
+        self._output = output
+        self._done.set()
 
-    def outcome(self, *, turn: Cancel, clock: Callable[[], float], started_s: float) -> CallOutcome:
-        """Wait for the end, the limit or the cancel, and a grace for the body to notice it."""
-        with turn.listening(self._cancel.set):
-            while not self._done.wait(POLL_S):
-                if clock() - started_s > self._limit_s:
-                    self._cancel.set()
-                if self._cancel.is_set:
-                    self._done.wait(CANCEL_GRACE_S)
-                    break
-        output = self._output
-        seconds = clock() - started_s
-        if output is None:
-            why = "the turn was cancelled" if turn.is_set else f"it ran longer than its limit of {self._limit_s:g} s"
-            output = ToolOutput(
-                content=f"{self.call.name} did not end: {why}. Its outcome is unknown: verify before trying again.",
-                is_error=True,
-            )
-        return CallOutcome(call=self.call, output=output, seconds=seconds, ran=True)
+
+def _wait_for(bodies: Sequence[_Body], *, turn: Cancel) -> None:
+    """Return when all bodies are settled; each has its own limit and grace, whichever comes first in the row."""
+    with ExitStack() as listening:
+        for body in bodies:
+            listening.enter_context(turn.listening(body.cancel.set))
+        try:
+            while running := [body for body in bodies if not body.is_settled()]:
+                running[0].wait()
+        except BaseException:  # an interrupt of this thread: what it waited for must not go on unseen
+            for body in bodies:
+                body.cancel.set()
+            raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,15 +194,14 @@ class CallRunner:
             except ToolError as error:
                 settled[call.id] = _refused(call, str(error))
             else:
-                bodies.append(_Body(tool, checked, self._context(checked, arrival_tokens)))
+                bodies.append(_Body(tool, checked, self._context(checked, arrival_tokens), self.clock))
         if bodies:
             before_bodies([body.call for body in bodies])
-        started_s = self.clock()
         for body in bodies:
             body.start()
+        _wait_for(bodies, turn=cancel)
         for body in bodies:
-            outcome = body.outcome(turn=cancel, clock=self.clock, started_s=started_s)
-            settled[body.call.id] = self._with_context(outcome)
+            settled[body.call.id] = self._with_context(body.outcome(cancelled=cancel.is_set))
         return [settled[call.id] for call in group]
 
     def _cleared(self, call: LoggedCall, cancel: Cancel) -> tuple[Tool, LoggedCall]:
@@ -215,4 +242,8 @@ class CallRunner:
 
 
 def _refused(call: LoggedCall, why: str) -> CallOutcome:
-    return CallOutcome(call=call, output=ToolOutput(content=why, is_error=True), seconds=0.0, ran=False)
+    return CallOutcome(call=call, output=_failed(why), seconds=0.0, ran=False)
+
+
+def _failed(why: str) -> ToolOutput:
+    return ToolOutput(content=why, is_error=True)
