@@ -13,6 +13,8 @@ from .engine import SyncReport
 READ_TOKENS = 4096
 """How much of another session is read at a time: most part ways with this one at their first message."""
 
+NOT_RESIDENT = "what earlier requests asked for is not resident: cut off, from another process, or dropped since"
+
 
 class BoundAccount:
     """What requests of this session and of others were, to tell what of a new one none of them holds.
@@ -101,4 +103,4 @@ def explain_difference(report: SyncReport, bound: int) -> str:
         return f"cancelled after {report.evaluated} of at least {bound} tokens"
     if more < 0:
         return f"{-more} fewer than the bound: the engine held more than the log knows of"
-    return f"{more} more than the bound: {report.reason or 'what an earlier request held is no longer resident'}"
+    return f"{more} more than the bound: {report.reason or NOT_RESIDENT}"

@@ -110,12 +110,12 @@ class Gate:
         size_bytes = _size_bytes(output)
         try:
             ref = self._keep(output)
-        except ArtifactError as error:
+            edges = _edges(ref.path)
+        except (ArtifactError, OSError) as error:
             content = f"{offered.call.name} gave {size_bytes:,} bytes: too large to show, and not stored: {error}"
             return Admitted(
                 content=content, is_error=True, artifact=None, size_bytes=size_bytes, tokens=self.count(content)
             )
-        edges = _edges(ref.path)
         content = stub_text(
             tool=offered.call.name,
             arguments=", ".join(f"{name}={value}" for name, value in offered.call.arguments.items()),

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from .calls import LoggedCall
+from .calls import CallId, LoggedCall
 from .events import (
     AssistantMessage,
     Author,
@@ -223,7 +223,10 @@ def _on_assistant_message(state: SessionState, event: AssistantMessage) -> _Chan
     new = tuple(
         UnfinishedCall(call=call, started=False, author=event.author) for call in event.calls if call.id not in known
     )
-    changes: _Changes = {"unfinished": unfinished + new, "last_call_number": _highest(state, event.calls)}
+    changes: _Changes = {
+        "unfinished": unfinished + new,
+        "last_call_number": _highest(state, *(call.id for call in event.calls)),
+    }
     if state.step is not None and event.author is Author.MODEL:
         changes["step"] = OpenStep(request=state.step.request, replied=True)
     return changes
@@ -238,13 +241,15 @@ def _on_tool_call(state: SessionState, event: ToolCallEvent) -> _Changes:
             break
     else:
         unfinished.append(started)
-    return {"unfinished": tuple(unfinished), "last_call_number": _highest(state, (event.call,))}
+    return {"unfinished": tuple(unfinished), "last_call_number": _highest(state, event.call.id)}
 
 
 def _on_tool_result(state: SessionState, event: ToolResult) -> _Changes:
     asked = next((one for one in state.unfinished if one.call.id == event.call_id), None)
     changes: _Changes = {
         "unfinished": tuple(one for one in state.unfinished if one is not asked),
+        # A call that could not be read has an id in its result alone.
+        "last_call_number": _highest(state, event.call_id),
         "totals": replace(
             state.totals,
             calls=state.totals.calls + 1,
@@ -269,13 +274,9 @@ def _written_path(asked: UnfinishedCall | None) -> str | None:
     return path if isinstance(path, str) else None
 
 
-def _highest(state: SessionState, calls: Iterable[LoggedCall]) -> int:
-    highest = state.last_call_number
-    for call in calls:
-        digits = call.id.removeprefix("call")
-        if digits.isdecimal():
-            highest = max(highest, int(digits))
-    return highest
+def _highest(state: SessionState, *ids: CallId) -> int:
+    digits = (call_id.removeprefix("call") for call_id in ids)
+    return max((state.last_call_number, *(int(number) for number in digits if number.isdecimal())))
 
 
 _FOLDS: dict[type, Callable[[SessionState, Any], _Changes]] = {

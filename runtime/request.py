@@ -11,8 +11,17 @@ from ..kernels.errors import NoRoom
 from ..kernels.tokens import NO_TOKENS, TokenIds
 from .bound import BoundAccount, explain_difference
 from .cancel import Cancel
-from .chat_format import ReasoningMarks
-from .engine import Engine, FinishReason, GenerationReport, Grammar, PrefillProgress, Sampling, SequenceId, SyncReport
+from .engine import (
+    Engine,
+    FinishReason,
+    Generation,
+    GenerationReport,
+    Grammar,
+    PrefillProgress,
+    Sampling,
+    SequenceId,
+    SyncReport,
+)
 from .events import BreakReport, StepUsage
 from .reply_stream import ReplyStream
 from .stream import PrefillProgressed, ReasoningDelta, StepStarted, StreamEvent, TextDelta
@@ -23,13 +32,18 @@ OnPrefill = Callable[[PrefillProgressed], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a request asks for. `so_far` is the reply that it goes on with after a cut; empty for a new one."""
+    """What a request asks for. `so_far` is the reply that it goes on with after a cut; empty for a new one.
+
+    `keep` takes what was generated, and the account, where the reply is broken off by an error or by a host that
+    stops reading.
+    """
 
     step: int
     grammar: Grammar | None
     tool_choice: str
     cancel: Cancel
     so_far: TokenIds
+    keep: Callable[[GenerationReport, StepUsage], None]
 
     @property
     def continues(self) -> bool:
@@ -98,26 +112,30 @@ class Requester:
         request = transcript.window.tokens()
         broken = transcript.window.broken_from(repeated)
         bound = self._bound.bound(request)
+        # It is in the log, so it counts for the bound of the next one, whatever comes of it.
+        self._bound.add(request, reply=NO_TOKENS)
         yield StepStarted(turn=transcript.turn, step=asked.step, window_tokens=len(request))
         started_s = self._clock()
         sync = self._engine.sync(self._sequence, request, progress=self._progress(started_s), cancel=asked.cancel)
-        if sync.cancelled:
-            self._bound.add(request, reply=NO_TOKENS)
-            usage = self._usage(len(request), sync=sync, report=None, bound=bound, broken=broken)
-            return ModelReply(report=None, text_shown="", usage=usage)
-        shown = yield from self._generate(asked, room_tokens=self._budgets.n_ctx - len(request))
-        self._bound.add(request, reply=shown.report.tokens)
-        usage = self._usage(len(request), sync=sync, report=shown.report, bound=bound, broken=broken)
-        return ModelReply(report=shown.report, text_shown=shown.text, usage=usage)
 
-    def _generate(self, asked: Asked, *, room_tokens: int) -> Generator[StreamEvent, None, _Generated]:
-        reply = ReplyStream(
-            triggers=asked.grammar.triggers if asked.grammar else (),
-            reasoning=self._reasoning,
-        )
-        if len(asked.so_far):
-            reply.feed(self._engine.detokenize(asked.so_far))
-        generation = self._engine.generate(
+        def settle(report: GenerationReport | None) -> StepUsage:
+            if report is not None:
+                self._bound.add(request, reply=report.tokens)
+            return self._usage(len(request), sync=sync, report=report, bound=bound, broken=broken)
+
+        if sync.cancelled:
+            return ModelReply(report=None, text_shown="", usage=settle(None))
+        generation = self._generate(asked, room_tokens=self._budgets.n_ctx - len(request))
+        try:
+            text_shown = yield from self._show(generation, asked)
+        except BaseException:
+            generation.close()
+            asked.keep(generation.report, settle(generation.report))
+            raise
+        return ModelReply(report=generation.report, text_shown=text_shown, usage=settle(generation.report))
+
+    def _generate(self, asked: Asked, *, room_tokens: int) -> Generation:
+        return self._engine.generate(
             self._sequence,
             sampling=self._sampling,
             max_tokens=min(self._max_reply_tokens or self._budgets.reply_reserve_tokens, room_tokens),
@@ -125,20 +143,22 @@ class Requester:
             so_far=asked.so_far,
             cancel=asked.cancel,
         )
-        try:
-            for token in generation:
-                shown = reply.feed(token.piece)
-                if shown.reasoning:
-                    yield ReasoningDelta(text=shown.reasoning)
-                if shown.text:
-                    yield TextDelta(text=shown.text)
-        finally:
-            generation.close()
-        return _Generated(report=generation.report, text=reply.text_shown)
 
-    @property
-    def _reasoning(self) -> ReasoningMarks | None:
-        return self._transcript.composer.chat_format.reasoning
+    def _show(self, generation: Generation, asked: Asked) -> Generator[StreamEvent, None, str]:
+        """Yield what a person may see of a reply as it comes; return all the text that was shown."""
+        reply = ReplyStream(
+            triggers=asked.grammar.triggers if asked.grammar else (),
+            reasoning=self._transcript.composer.chat_format.reasoning,
+        )
+        if len(asked.so_far):
+            reply.feed(self._engine.detokenize(asked.so_far))
+        for token in generation:
+            shown = reply.feed(token.piece)
+            if shown.reasoning:
+                yield ReasoningDelta(text=shown.reasoning)
+            if shown.text:
+                yield TextDelta(text=shown.text)
+        return reply.text_shown
 
     def _progress(self, started_s: float) -> PrefillProgress | None:
         on_prefill = self._on_prefill
@@ -175,12 +195,6 @@ class Requester:
             decode_s=report.seconds if report else 0.0,
             peak_rss_bytes=peak_rss_bytes(),
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Generated:
-    report: GenerationReport
-    text: str
 
 
 def peak_rss_bytes() -> int:

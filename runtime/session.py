@@ -156,8 +156,10 @@ class Session:
             if self._running is not None:
                 self._running.close()
         finally:
-            self._engine.drop(self.sequence)
-            self._assembled.log.close()
+            try:
+                self._engine.drop(self.sequence)
+            finally:
+                self._assembled.log.close()
 
     def abandon(self) -> None:
         """Close the log at once, from any thread, whatever the turn is doing: for a host whose process ends now."""

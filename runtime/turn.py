@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 
 from ..compaction.budget import Budgets
@@ -16,7 +17,7 @@ from .calls import CallableTool, CallProblem, ChoiceKind, LoggedCall, ParsedRepl
 from .cancel import Cancel
 from .dialects.base import Dialect
 from .engine import Engine, FinishReason, GenerationReport, Grammar
-from .events import Author, Notice, StepUsage, ToolResult, TurnEndReason, UserMessage
+from .events import Author, Event, Notice, StepUsage, ToolResult, TurnEndReason, UserMessage
 from .gate import Admitted, Gate, Offered
 from .mentions import Mention
 from .request import Asked, Requester, was_cut
@@ -154,6 +155,7 @@ class Turn:
                     tool_choice=self._choice().name or self._choice().kind,
                     cancel=self.cancel,
                     so_far=so_far,
+                    keep=partial(self._keep, so_far),
                 )
             )
             if answer.report is None:
@@ -187,6 +189,11 @@ class Turn:
         self._last_text = parsed.text
         return _Reply(parsed=parsed, calls=calls, usage=usage)
 
+    def _keep(self, so_far: TokenIds, report: GenerationReport, usage: StepUsage) -> None:
+        """Record a reply that was broken off: what was evaluated stays, as after a cancel."""
+        self._record(report, so_far=concat_tokens((so_far, report.tokens)), usage=usage, whole=False)
+        self.parts.transcript.end_step(step=self._steps, usage=usage)
+
     def _run_calls(
         self,
         calls: Sequence[LoggedCall],
@@ -216,7 +223,7 @@ class Turn:
             for one in outcomes
             for context in one.context_added
         ]
-        framing = [
+        framing: list[Event] = [
             *(ToolResult(call_id=one.call.id, name=one.call.name, content="") for one in outcomes),
             *(_hook_notice("") for _ in added),
         ]
