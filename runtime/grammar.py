@@ -7,7 +7,7 @@ recursive, so no grammar is left recursive, and a long match does not deepen the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from ..kernels.errors import UsageError
@@ -59,6 +59,7 @@ class RuleBook:
     def __init__(self) -> None:
         self._bodies: dict[str, str] = {SPACE: _SPACE_BODY}
         self._names: dict[str, str] = {}
+        self._built: dict[Hashable, str] = {}
         self._next = 0
 
     def add(self, hint: str, body: str) -> str:
@@ -70,6 +71,12 @@ class RuleBook:
         self.define(name, body)
         self._names[body] = name
         return name
+
+    def once(self, key: Hashable, build: Callable[[], str]) -> str:
+        """Return what `build` returned for this key before, or returns now: for what several tools share."""
+        if key not in self._built:
+            self._built[key] = build()
+        return self._built[key]
 
     def reserve(self, hint: str) -> str:
         """Return a name to refer to before its rule is defined, as recursion needs."""

@@ -7,6 +7,7 @@ check but for the bounds that a grammar cannot express (see `schema`).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,7 @@ from .schema import (
 MAX_FREE_DEPTH = 4
 """How deep a value without a schema may nest: a model that opens brackets must come to an end."""
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _COMMA = f'"," {SPACE}'
 
 
@@ -47,9 +49,12 @@ class LiteralForm:
     spell: Callable[[Any], tuple[str, ...]]
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
+
 def json_text(value: Any) -> str:
     """Return `value` as JSON in one line, the way models write it. Raises ValueError for NaN and infinities."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return _ENCODER.encode(value)
 
 
 _HEX = "[0-9a-fA-F]"
@@ -72,7 +77,7 @@ def usable_values(values: Sequence[str] | None) -> tuple[str, ...]:
     """Return the known values that the grammar can offer: none where there are too many, or no text of UTF-8."""
     if values is None or len(values) > MAX_GROUNDED_VALUES:
         return ()
-    return tuple(value for value in values if not any("\ud800" <= char <= "\udfff" for char in value))
+    return tuple(value for value in values if value.isascii() or not _SURROGATE.search(value))
 
 
 @dataclass(slots=True)
@@ -141,7 +146,7 @@ class SchemaRules:
         match kind:
             case "string":
                 offered = usable_values(known)
-                return self._constants(offered) if offered else self._string(schema)
+                return self.rules.once(offered, lambda: self._constants(offered)) if offered else self._string(schema)
             case "array":
                 return self._array(schema, known)
             case "object":

@@ -126,17 +126,20 @@ def _value(writer: SchemaRules, schema: Any, known: Sequence[str] | None) -> str
     """Return the GBNF of a value and its closing tag; empty where any text will do."""
     schema = resolve(schema, writer.root)
     listed = choices(schema)
-    if listed is None and type_of(schema) in ("string", "") and not branches(schema):
-        listed = usable_values(known)
-        if not listed:
-            return ""
     if listed is not None:
-        texts = (value if isinstance(value, str) else json_text(value) for value in listed)
-        return trie(writer.rules, "constant", (TrieEntry(f"{text}{_VALUE_END}") for text in texts))
+        return _constants(writer.rules, listed)
     parts = [_value(writer, part, known) for part in branches(schema)]
     if parts:
         return either(parts) if all(parts) else ""  # where one part takes any text, nothing tells the others from it
+    if type_of(schema) in ("string", ""):
+        offered = usable_values(known)
+        return writer.rules.once(("known", offered), lambda: _constants(writer.rules, offered)) if offered else ""
     return f"{writer.value(schema, known=known)} {literal(_VALUE_END)}"
+
+
+def _constants(rules: RuleBook, values: Sequence[Any]) -> str:
+    texts = (value if isinstance(value, str) else json_text(value) for value in values)
+    return trie(rules, "constant", (TrieEntry(f"{text}{_VALUE_END}") for text in texts))
 
 
 def _text_until_closed(rules: RuleBook) -> str:

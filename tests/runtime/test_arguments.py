@@ -132,6 +132,13 @@ def test_a_text_stays_a_text_where_a_text_is_wanted():
     assert checked(path="true").coerced == ()
 
 
+def test_a_part_that_takes_the_value_as_it_is_goes_before_one_that_would_change_it():
+    schema = {"type": "object", "properties": {"v": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}}
+    found = check_arguments(ToolSchema(name="t", description="", parameters=schema), {"v": "3"})
+    assert found.arguments == {"v": "3"}
+    assert found.coerced == ()
+
+
 def test_arguments_without_a_fault_come_back_as_they_were():
     given_arguments = {"path": "a", "limit": 3, "steps": ["x"], "maybe": None, "map": {"any": 1}}
     found = check_arguments(TOOL, given_arguments)

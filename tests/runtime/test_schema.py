@@ -40,10 +40,14 @@ def test_a_list_of_types_is_alternatives():
 
 @given(low=st.integers(-99, 99), number=st.integers(-99, 99))
 def test_exclusive_and_fractional_bounds_become_inclusive_ones(low, number):
-    bounds = integer_bounds(
-        {"minimum": low - 0.5, "exclusiveMinimum": low - 1, "exclusiveMaximum": low + 3, "maximum": low + 2.5}
-    )
-    assert (bounds.low <= number <= bounds.high) == (low <= number <= low + 2)
+    for schema in (
+        {"minimum": low - 0.5, "maximum": low + 2.5},
+        {"exclusiveMinimum": low - 1, "exclusiveMaximum": low + 3},
+        {"exclusiveMinimum": low - 0.5, "exclusiveMaximum": low + 2.5},
+        {"minimum": low, "exclusiveMinimum": low - 9, "maximum": low + 9, "exclusiveMaximum": low + 3},
+    ):
+        bounds = integer_bounds(schema)
+        assert (bounds.low <= number <= bounds.high) == (low <= number <= low + 2)
 
 
 def test_an_object_that_names_its_properties_is_closed_unless_it_says_otherwise():

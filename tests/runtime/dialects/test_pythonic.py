@@ -50,6 +50,7 @@ def test_a_closing_tag_inside_a_string_does_not_end_the_call():
 def test_without_tags_only_a_list_of_calls_at_the_start_counts():
     assert read("[f(a=1)] and more", BARE) == ([("f", {"a": 1})], "and more", ())
     assert read("[f(a=1)]", TAGGED) == ([], "[f(a=1)]", ())
+    assert read("[f(a=1)] [g(b=2)]", BARE) == ([("f", {"a": 1})], "[g(b=2)]", ())
     for text in ("See [f(a=1)].", "[1, 2]", "[link](http://x)", "[]"):
         assert read(text, BARE) == ([], text, ())
 

@@ -112,3 +112,21 @@ def test_a_text_in_the_grammar_ends_at_the_first_closing_tag(matcher):
         assert passes(value), value
     for value in ("</parameter>", "x</parameter>y", "<</parameter>", "bell\x07"):
         assert not passes(value), value
+
+
+@pytest.mark.parametrize(
+    ("schema", "passing", "failing"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, ["any text", "null", ""], []),
+        ({"anyOf": [{"enum": ["todo", "done"]}, {"type": "null"}]}, ["todo", "null"], ["doing", '"todo"', ""]),
+        ({"anyOf": [{"type": "integer"}, {"type": "boolean"}]}, ["3", "true"], ["x", ""]),
+        ({}, ["any text", "[1]"], []),
+    ],
+)
+def test_alternatives_are_free_text_only_where_one_of_them_is(matcher, schema, passing, failing):
+    parameters = {"type": "object", "properties": {"v": schema}, "required": ["v"]}
+    tool = CallableTool(schema=ToolSchema(name="f", description="", parameters=parameters))
+    gbnf = DIALECT.grammar([tool], choice=ToolChoice()).gbnf
+    text = "\n<function=f>\n<parameter=v>\n{}\n</parameter>\n</function>\n</tool_call>"
+    assert all(matcher.accepts(gbnf, text.format(value)) for value in passing)
+    assert not any(matcher.accepts(gbnf, text.format(value)) for value in failing)
