@@ -68,7 +68,7 @@ _CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _USER_DEFINED = ("<tool_call>", "</tool_call>", "<think>", "</think>", "    ")
 _MERGES = (
     "t h", "th e", "Ġ t", "Ġt he", "i n", "e r", "Ġ a", "o n", "r e", "Ċ Ċ", "{ \"", "\" :", "\" }", "} }",
-    "> Ċ", "> \"", "> <", "< /", "l l", "c all", "a ll", "Ġ {",
+    "x Ā", "> Ċ", "> \"", "> <", "< /", "l l", "c all", "a ll", "Ġ {",
 )  # fmt: skip
 
 

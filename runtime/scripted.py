@@ -145,6 +145,10 @@ class ScriptedEngine(ByteTokenizer):
             control_texts=control_texts,
         )
 
+    def default_sampling(self) -> Sampling:
+        """See `engine.Engine.default_sampling`."""
+        return Sampling()
+
     def open_sequence(self) -> SequenceId:
         """See `engine.Engine.open_sequence`."""
         with self._lock:

@@ -132,7 +132,7 @@ class GrammarRun:
             allowed = self._allowed(sampler.candidates, top, logits)
             if allowed.size:
                 return sampler.pick(logits, among=allowed)
-        allowed = self._allowed(sampler.candidates, np.arange(len(logits), dtype=np.int32), logits)
+        allowed = self._allowed(sampler.candidates, sampler.candidates.all_ids, logits)
         if not allowed.size:
             raise GrammarError(
                 "the grammar came to a place where no token of this vocabulary fits", gbnf=self._compiled.gbnf
@@ -153,9 +153,7 @@ class GrammarRun:
         return np.array([token for token in kept.tolist() if self._is_text(token)], dtype=np.int32)
 
     def _is_text(self, token: int) -> bool:
-        """Whether a token continues valid UTF-8 text; the end of generation does not."""
-        if token in self._tokenizer.eog_ids:
-            return False
+        """Whether a token continues valid UTF-8 text."""
         piece = self._tokenizer.piece(token)
         if not piece or b"\0" in piece:
             return False

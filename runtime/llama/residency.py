@@ -154,6 +154,10 @@ class Residency:
         """Bring what is resident to a prefix of `wanted`, and say what that took."""
         state.last_used = next(self._ticks)
         slot = self._place(state)
+        if self._context.memory.held_tokens(slot) != len(state.run):
+            # An interrupt in the caller's thread (Ctrl-C) struck between a decode and its account.
+            self._context.clear(state)
+            state.lost = "an interrupt during a decode left it uncertain what is resident"
         resident = state.run.view()
         plan = plan_sync(
             wanted,

@@ -23,14 +23,14 @@ class Candidates:
     def __init__(self, capacity: int) -> None:
         api = library().api
         self._data = np.zeros(capacity, dtype=_CANDIDATE)
-        self._all_ids = np.arange(capacity, dtype=np.int32)
+        self.all_ids = np.arange(capacity, dtype=np.int32)
         self._pointer = ctypes.cast(self._data.ctypes.data, api.llama_token_data_p)
         self.raw = api.llama_token_data_array(data=self._pointer, size=0, selected=-1, sorted=False)
         self.reference = ctypes.byref(self.raw)
 
     def fill_all(self, logits: NDArray[np.float32]) -> None:
         """Set to the whole vocabulary."""
-        self.fill(self._all_ids, logits)
+        self.fill(self.all_ids, logits)
 
     def fill(self, ids: NDArray[np.int32], logits: NDArray[np.float32]) -> None:
         """Set to these tokens. Shapes: (n,), (n,)."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -47,6 +48,8 @@ class LlamaTokenizer:
         self._vocab = vocab
         self.size: int = api.llama_vocab_n_tokens(vocab)
         self._pieces: list[bytes | None] = [None] * self.size
+        # Held during a call, so that the vocabulary is not freed under it.
+        self._lock = threading.Lock()
         attributes = [api.llama_vocab_get_attr(vocab, token) for token in range(self.size)]
         self._hidden = frozenset(i for i, attr in enumerate(attributes) if attr & (_ATTR_CONTROL | _ATTR_UNKNOWN))
         self._special = self._special_texts(attributes)
@@ -105,7 +108,8 @@ class LlamaTokenizer:
 
     def close(self) -> None:
         """Refuse every later call: the model is about to be freed."""
-        self._vocab = None
+        with self._lock:
+            self._vocab = None
 
     def _id_or_none(self, token: int) -> TokenId | None:
         return TokenId(token) if token >= 0 else None
@@ -121,11 +125,11 @@ class LlamaTokenizer:
         return texts
 
     def _piece(self, token: int) -> bytes:
-        self._check_open()
         room = 128
         while True:
             buffer = ctypes.create_string_buffer(room)
-            length = self._api.llama_token_to_piece(self._vocab, token, buffer, room, 0, True)
+            with self._lock:
+                length = self._api.llama_token_to_piece(self._open_vocab(), token, buffer, room, 0, True)
             if length >= 0:
                 return buffer.raw[:length]
             room = -length
@@ -150,21 +154,23 @@ class LlamaTokenizer:
         raise EngineError(f"this vocabulary merges {text[:20]!r} with what stands before it")
 
     def _call(self, data: bytes, *, parse_special: bool) -> TokenIds:
-        self._check_open()
         room = len(data) + 8
         while True:
             buffer = np.empty(room, dtype=np.int32)
             target = ctypes.cast(buffer.ctypes.data, self._api.llama_token_p)
-            count = self._api.llama_tokenize(self._vocab, data, len(data), target, room, False, parse_special)
+            with self._lock:
+                vocab = self._open_vocab()
+                count = self._api.llama_tokenize(vocab, data, len(data), target, room, False, parse_special)
             if count >= 0:
                 return token_ids(buffer[:count].copy())
             if count < -(1 << 30):
                 raise EngineError(f"a text of {len(data):,} bytes is too long for llama_tokenize")
             room = -count
 
-    def _check_open(self) -> None:
+    def _open_vocab(self) -> Any:
         if self._vocab is None:
             raise EngineClosed("this vocabulary was closed with its model")
+        return self._vocab
 
 
 def _split_longest_first(text: str, specials: Mapping[str, int]) -> list[str]:

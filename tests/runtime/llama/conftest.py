@@ -39,21 +39,6 @@ def next_logits():
 
 
 @pytest.fixture
-def assert_same_state(next_logits):
-    """Compare two sequences by the logits at their end and over the next tokens of a greedy reply.
-
-    Another division into batches moves logits a little, so the tokens agree exactly and the logits within a tolerance.
-    """
-
-    def check(engine, sequence, other_engine, other, *, tolerance=0.05):
-        mine, theirs = next_logits(engine, sequence), next_logits(other_engine, other)
-        np.testing.assert_allclose(mine, theirs, atol=tolerance)
-        assert mine.argmax() == theirs.argmax() or np.sort(mine)[-1] - np.sort(mine)[-2] < tolerance
-
-    return check
-
-
-@pytest.fixture
 def reply():
     """Return a function that generates to the end and checks the account: resident is what was synced and the reply."""
 

@@ -143,6 +143,31 @@ def test_a_cancel_between_tokens_ends_the_reply(synced):
         engine.close()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_token_whose_decode_was_cancelled_is_dropped_where_that_loses_nothing_else(open_engine, random_run, kind):
+    cancel = Cancel()
+    decodes = []
+
+    def strike(_sequence, tokens, _start):
+        decodes.append(tokens)
+        if len(decodes) == 4:
+            cancel.set()
+
+    engine = open_engine(kind, on_decode=strike)
+    sequence = engine.open_sequence()
+    engine.sync(sequence, random_run(50))
+    generation = engine.generate(
+        sequence, sampling=Sampling(), max_tokens=100, forced=token_ids(range(100)), cancel=cancel
+    )
+    assert [token.id for token in generation] == [0, 1, 2]
+    assert generation.report.finish is FinishReason.CANCELLED
+    # A recurrent state does not survive an abort, so there the token is finished first.
+    expected = [0, 1, 2] if kind in ("mamba", "hybrid") else [0, 1]
+    assert generation.report.tokens.tolist() == expected
+    assert len(engine.resident(sequence)) == 50 + len(expected)
+    engine.check_integrity()
+
+
 def test_a_report_before_the_end_is_refused(synced):
     engine, sequence = synced()
     generation = engine.generate(sequence, sampling=NEVER_ENDS, max_tokens=10)

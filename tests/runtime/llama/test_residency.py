@@ -85,14 +85,38 @@ def test_a_window_that_is_gone_is_evaluated_again_and_not_decoded_without(open_e
 @pytest.mark.parametrize("kind", ["mamba", "hybrid"])
 def test_recurrent_memory_goes_back_to_where_a_sync_ended(open_engine, random_run, next_logits, reply, kind):
     engine = open_engine(kind)
-    run, other = random_run(700), random_run(5, seed=1)
+    run, other = random_run(20), random_run(25, seed=1)
     sequence = engine.open_sequence()
     engine.sync(sequence, run)
     reply(engine, sequence, forced=random_run(30, seed=2), max_tokens=30)
     wanted = concat_tokens([run, other])
     report = engine.sync(sequence, wanted)
-    assert (report.source, report.cached, report.evaluated) == (SyncSource.SNAPSHOT, 700, 5)
+    assert (report.source, report.cached, report.evaluated) == (SyncSource.SNAPSHOT, 20, 25)
     assert_close(next_logits(engine, sequence), fresh_logits(engine, wanted, next_logits))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("finished_chunks", [0, 1, 2])
+def test_an_aborted_decode_leaves_what_was_finished_before(open_engine, random_run, next_logits, kind, finished_chunks):
+    cancel = Cancel()
+    decodes = []
+
+    def strike(*_call):
+        decodes.append(1)
+        if len(decodes) == finished_chunks + 1:
+            # Just before llama_decode: it is aborted at the first look at the flag.
+            cancel.set()
+
+    engine = open_engine(kind, n_batch=64, n_ubatch=64, on_decode=strike)
+    sequence = engine.open_sequence()
+    run = random_run(300)
+    report = engine.sync(sequence, run, cancel=cancel)
+    assert report.cancelled
+    assert report.evaluated == len(engine.resident(sequence)) == 64 * finished_chunks
+    engine.check_integrity()
+    report = engine.sync(sequence, run)
+    assert (report.cached, report.evaluated) == (64 * finished_chunks, 300 - 64 * finished_chunks)
+    assert_close(next_logits(engine, sequence), fresh_logits(engine, run, next_logits))
 
 
 def test_logits_survive_another_session_decoding_in_between(open_engine, random_run, next_logits):
@@ -192,6 +216,21 @@ def test_a_run_that_cannot_be_is_refused_before_anything_is_lost(open_engine, ra
         with pytest.raises(EngineError, match=problem):
             engine.sync(sequence, wanted)
     assert len(engine.resident(sequence)) == 200
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_account_that_an_interrupt_left_wrong_is_noticed(open_engine, random_run, next_logits, kind):
+    engine = open_engine(kind)
+    sequence = engine.open_sequence()
+    run = random_run(60)
+    engine.sync(sequence, run[:50])
+    # What an interrupt does right after llama_decode: evaluated, and not accounted for.
+    engine.residency.state(sequence).run.truncate(49)
+    report = engine.sync(sequence, run)
+    assert (report.cached, report.evaluated) == (0, 60)
+    assert "interrupt" in report.reason
+    engine.check_integrity()
+    assert_close(next_logits(engine, sequence), fresh_logits(engine, run, next_logits))
 
 
 class EngineMachine(RuleBasedStateMachine):

@@ -61,13 +61,13 @@ def test_control_and_structural_texts_are_named(byte_level, sentencepiece):
     assert set(sentencepiece.control_texts) == set(SPM_MARKUP)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(text=HOSTILE)
 def test_content_never_becomes_structure_on_a_byte_level_vocabulary(byte_level, text):
     assert_plain(byte_level, text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(text=HOSTILE)
 def test_content_never_becomes_structure_on_a_sentencepiece_vocabulary(sentencepiece, text):
     assert_plain(sentencepiece, text)
@@ -88,7 +88,7 @@ def test_markup_is_one_token_where_it_is_parsed(byte_level, sentencepiece, text)
             assert vocabulary.piece(token) == text.encode()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=HOSTILE)
 def test_markup_is_exact_in_both_directions(byte_level, sentencepiece, text):
     for vocabulary in (byte_level, sentencepiece):
@@ -98,6 +98,16 @@ def test_markup_is_exact_in_both_directions(byte_level, sentencepiece, text):
             vocabulary.detokenize(vocabulary.tokenize(plain, parse_special=True))
             == as_written(vocabulary, plain).encode()
         )
+
+
+def test_content_is_cut_behind_the_first_character_of_a_marker_and_nowhere_else(byte_level, sentencepiece):
+    for vocabulary, head, tail in (
+        (byte_level, "the <", "tool_call> in there"),
+        (sentencepiece, "the <", "tool_call> in there"),
+        (sentencepiece, "the<", "/s> in there"),
+    ):
+        parts = [vocabulary.tokenize(part, parse_special=False) for part in (head, tail)]
+        assert np.array_equal(vocabulary.tokenize(head + tail, parse_special=False), concat_tokens(parts))
 
 
 def test_sentencepiece_adds_no_space_to_a_piece_of_text(sentencepiece):
@@ -124,13 +134,11 @@ def test_an_id_outside_the_vocabulary_is_refused(byte_level):
             byte_level.detokenize(token_ids([bad]))
 
 
-@pytest.mark.parametrize("character", ["a", " ", "\n", "=", "\0", "é", "<", "\u3000"])
+@pytest.mark.parametrize("character", ["a", " ", "\n", "\0", "é", "<"])
 def test_a_megabyte_of_one_character_is_tokenised_whole(byte_level, smollm2, character):
     text = character * (1_000_000 // len(character.encode()))
-    assert byte_level.detokenize(byte_level.tokenize(text, parse_special=False)) == text.encode()
-    if character not in "\0\u3000":
-        # SmolLM2's vocabulary lacks some bytes.
-        assert smollm2.detokenize(smollm2.tokenize(text, parse_special=False)) == text.encode()
+    vocabulary = smollm2 if character in "a " else byte_level
+    assert vocabulary.detokenize(vocabulary.tokenize(text, parse_special=False)) == text.encode()
 
 
 def test_many_user_defined_tokens_do_not_take_quadratic_time(byte_level):
