@@ -37,7 +37,10 @@ class ArtifactRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArtifactStore:
-    """A content-addressed store in `folder`, which is created by the first write. It keeps nothing in memory."""
+    """A content-addressed store in `folder`, which is created by the first write, in a folder that is there.
+
+    It keeps nothing in memory.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,7 +55,7 @@ class ArtifactStore:
         ref = self._ref(digest, len(data), text=text and _is_utf8(data))
         try:
             if not self._holds(ref):
-                make_private_folder(ref.path.parent)
+                self._make_folder(ref.path.parent)
                 with publish(ref.path) as file:
                     write_all(file, data)
         except OSError as error:
@@ -74,7 +77,7 @@ class ArtifactStore:
             if self._holds(ref):
                 file.unlink()
                 return ref
-            make_private_folder(ref.path.parent)
+            self._make_folder(ref.path.parent)
             self._move(file, ref)
         except OSError as error:
             raise self._refusal(error, size_bytes=size_bytes) from error
@@ -151,6 +154,12 @@ class ArtifactStore:
                 text = text and _decodes(decoder, chunk)
         text = text and _decodes(decoder, b"", final=True)
         return self._ref(Sha256(digest.hexdigest()), size_bytes, text=text)
+
+    def _make_folder(self, folder: Path) -> None:
+        # Made in its own place only: where the folder above was moved away, an empty one must not appear instead.
+        if not self.folder.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "the folder that holds the store is gone (moved or deleted)")
+        make_private_folder(folder)
 
     def _holds(self, ref: ArtifactRef) -> bool:
         # Read rather than trusted: a blob that a broken disk has changed is written anew, not cited again.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import format_exception_only
 
-from ..kernels.errors import ChapbookError, ToolDenied, ToolError
+from ..kernels.errors import ChapbookError, ToolDenied, ToolError, WorkspaceError
 from .arguments import check_arguments
 from .calls import CallableTool, CallId, LoggedCall
 from .cancel import Cancel
@@ -191,7 +191,7 @@ class CallRunner:
         for call in group:
             try:
                 tool, checked = self._cleared(call, cancel)
-            except ToolError as error:
+            except (ToolError, WorkspaceError) as error:
                 settled[call.id] = _refused(call, str(error))
             else:
                 bodies.append(_Body(tool, checked, self._context(checked, arrival_tokens), self.clock))
@@ -205,9 +205,11 @@ class CallRunner:
         return [settled[call.id] for call in group]
 
     def _cleared(self, call: LoggedCall, cancel: Cancel) -> tuple[Tool, LoggedCall]:
-        """Return the tool and the call with checked arguments. Raises ToolError where it may not run."""
+        """Return the tool and the call with checked arguments. Raises ToolError where it may not run, WorkspaceError
+        where there is nothing to run in: an empty answer would be a lie."""
         if cancel.is_set:
             raise ToolError("not started: the turn was cancelled")
+        self.workspace.check()
         tool = self.catalogue.get(call.name)
         if tool is None:
             raise ToolError(f"there is no tool {call.name!r}; there are {', '.join(self.catalogue.names)}")

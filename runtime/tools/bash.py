@@ -10,6 +10,7 @@ lets it write only in the workspace. Elsewhere the process group is what can be 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -116,6 +117,11 @@ class _Drain(threading.Thread):
                     return
         except OSError as problem:
             self.problem = f"stopped: its output cannot be captured: {problem.strerror}"
+            if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+                # The session log is on the same disk: a command must not be able to stop the session.
+                with contextlib.suppress(OSError):
+                    self._output.truncate(0)
+                self.problem = "stopped: no room on the disk for its output, which was let go; free some, or print less"
 
     def finish(self) -> None:
         """Wait for the rest; a process that got away may hold the pipe open, and is not waited for."""

@@ -1,18 +1,106 @@
-"""What tests of grammars share: llama.cpp's own matcher, random texts of a grammar, and random tool schemas."""
+"""What tests share: whole sessions on tiny models; for grammars llama.cpp's matcher, random texts and schemas."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import json
 import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import reject
 from hypothesis import strategies as st
+
+from chapbook.runtime.captured import DecodedBatch, compare_with_captured
+from chapbook.runtime.checker import rebuild
+from chapbook.runtime.engine import SequenceId
+from chapbook.runtime.events import StepEnd, StepUsage, ToolCallEvent, ToolResult
+from chapbook.runtime.llama import LlamaEngine
+from chapbook.runtime.log_reading import read_log, verify_log
+from chapbook.runtime.session import Session
+from chapbook.runtime.session_open import SessionHost, SessionSettings
+from chapbook.runtime.tools.spec import Policy
+from chapbook.runtime.wrapped import ForcedEngine
+
+
+@dataclass
+class Rig:
+    """A loaded model, all that was decoded with it, and a workspace.
+
+    `decoded_before` is what another process, which is gone, had decoded for the session.
+    """
+
+    engine: LlamaEngine
+    workspace: Path
+    cache_folder: Path
+    decoded: list[tuple[SequenceId, DecodedBatch]]
+    decoded_before: list[DecodedBatch] = field(default_factory=list)
+    sequences: dict[str, set[SequenceId]] = field(default_factory=dict)
+
+    @staticmethod
+    def call(name: str, /, **arguments: object) -> str:
+        """Spell a call as a model of the hermes dialect does."""
+        return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+    def open(self, replies: list[str] | None, *, resume: str | None = None, **options: Any) -> Session:
+        """Open a session that plays `replies`, or the model's own for None; `host` is a dict of its options."""
+        host = SessionHost(**{"cache_folder": self.cache_folder, **options.pop("host", {})})
+        engine = self.engine if replies is None else ForcedEngine(self.engine, replies)
+        allowed = SessionSettings(policies=dict.fromkeys(("write", "edit", "bash"), Policy.ALLOW))
+        options = {"workspace": self.workspace, "settings": allowed, **options}
+        session = Session.open(engine, resume=resume, host=host, **options)
+        self.sequences.setdefault(session.id, set()).add(session.sequence)
+        return session
+
+    def check(self, session: Session) -> list[StepUsage]:
+        """Assert that log, window, rebuilt requests and decodes agree; return the account of each step."""
+        session.check_integrity()
+        self.engine.check_integrity()
+        folder = session.store.session_folder(session.id)
+        assert verify_log(folder).intact
+        contents = read_log(folder)
+        rebuilt = rebuild(contents.events, tokenizer=self.engine, stored=contents.tokens)
+        assert rebuilt.problems == ()
+        assert list(rebuilt.window) == list(session.transcript.window.tokens())
+        mine = [batch for sequence, batch in self.decoded if sequence in self.sequences[session.id]]
+        assert compare_with_captured(rebuilt, [*self.decoded_before, *mine]) == ()
+        events = [logged.event for logged in contents.events]
+        results = [event.call_id for event in events if isinstance(event, ToolResult)]
+        assert len(set(results)) == len(results), "a call has two results"
+        if session.transcript.state.at_rest:
+            assert {event.call.id for event in events if isinstance(event, ToolCallEvent)} <= set(results)
+        usages = [event.usage for event in events if isinstance(event, StepEnd)]
+        assert all(usage.undeclared_break is None for usage in usages)
+        return usages
+
+
+@pytest.fixture
+def rig(tiny: Callable[..., Path], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Return a function (kind or path of a model, **options of `LlamaEngine.open`) -> Rig with a small workspace."""
+    workspace = tmp_path / "workspace"
+    (workspace / "src").mkdir(parents=True)
+    (workspace / "notes.md").write_text("# Notes\n\nThe password of the vault is heron.\n" + "line\n" * 20)
+    (workspace / "src" / "main.py").write_text("def main():\n    return 42\n")
+    opened: list[LlamaEngine] = []
+
+    def make(model: str | Path = "llama", **options: Any) -> Rig:
+        decoded: list[tuple[SequenceId, DecodedBatch]] = []
+        engine = LlamaEngine.open(
+            tiny(model) if isinstance(model, str) else model,
+            on_decode=lambda sequence, tokens, start: decoded.append((sequence, DecodedBatch(start, tokens))),
+            **{"n_ctx": 8192, "n_threads": 1, **options},
+        )
+        opened.append(engine)
+        return Rig(engine, workspace, tmp_path_factory.getbasetemp() / "learnt-templates", decoded)
+
+    yield make
+    for engine in opened:
+        engine.close()
 
 
 class LlamaMatcher:
