@@ -21,6 +21,9 @@ SequenceId = NewType("SequenceId", int)
 PrefillProgress = Callable[[int, int], None]
 """Called between batches with (tokens evaluated so far, tokens to evaluate)."""
 
+OnDecode = Callable[[SequenceId, TokenIds, int], None]
+"""Called with (sequence, tokens, position of the first) just before they are evaluated. A seam for tests."""
+
 
 class MemoryKind(enum.StrEnum):
     """What a model's memory can do; named by its metadata, never by trying."""

@@ -26,6 +26,7 @@ from .engine import (
     GenerationReport,
     Grammar,
     MemoryKind,
+    OnDecode,
     PrefillProgress,
     Sampling,
     SequenceId,
@@ -37,8 +38,6 @@ from .text_watch import TextWatch
 
 Reply: TypeAlias = "str | Callable[[TokenIds], str]"
 """What the model says: a text (control texts in it are structure), or what makes one of the request's tokens."""
-
-OnDecode: TypeAlias = Callable[[SequenceId, TokenIds, int], None]
 
 CHATML_CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>")
 END_OF_REPLY = "<|im_end|>"

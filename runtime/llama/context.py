@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import enum
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...kernels.errors import DecodeFailed
 from ...kernels.tokens import TokenIds, token_ids
-from ..engine import MemoryKind, SequenceId
+from ..engine import MemoryKind, OnDecode
 from .batch import TokenBatch
 from .library import CancelFlag, library
 from .memory import ContextMemory
 from .sequence import SequenceState, Snapshot
-
-OnDecode: TypeAlias = Callable[[SequenceId, TokenIds, int], None]
-"""Called with (sequence, tokens, position of the first) at every `llama_decode`, before it. For tests."""
 
 _NO_SLOT, _ABORTED = 1, 2
 _RECURRENT_KINDS = frozenset({MemoryKind.RECURRENT, MemoryKind.HYBRID})

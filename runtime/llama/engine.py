@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from ...kernels.errors import EngineError, UsageError
 from ...kernels.tokens import NO_TOKENS, TokenIds, concat_tokens
 from ..cancel import Cancel
-from ..engine import EngineInfo, Grammar, PrefillProgress, Sampling, SequenceId, SyncReport
+from ..engine import EngineInfo, Grammar, OnDecode, PrefillProgress, Sampling, SequenceId, SyncReport
 from ..gguf import fingerprint
 from ..text_watch import TextWatch
 from .constraint import ReplyConstraint
-from .context import LlamaContext, OnDecode
+from .context import LlamaContext
 from .generation import LlamaGeneration
 from .grammar import GrammarShelf
 from .library import library

@@ -75,7 +75,7 @@ class LlamaGeneration:
             try:
                 token = self._step()
             except BaseException:
-                self._finish(FinishReason.CANCELLED)
+                self.abandon()
                 raise
         if token is None:
             raise StopIteration

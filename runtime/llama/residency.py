@@ -154,10 +154,7 @@ class Residency:
         """Bring what is resident to a prefix of `wanted`, and say what that took."""
         state.last_used = next(self._ticks)
         slot = self._place(state)
-        if self._context.memory.held_tokens(slot) != len(state.run):
-            # An interrupt in the caller's thread (Ctrl-C) struck between a decode and its account.
-            self._context.clear(state)
-            state.lost = "an interrupt during a decode left it uncertain what is resident"
+        self._settle_interrupted(state, slot)
         resident = state.run.view()
         plan = plan_sync(
             wanted,
@@ -181,6 +178,16 @@ class Residency:
         if self._context.restore(state) if restored else self._context.rewind(state, plan.keep):
             return plan
         return SyncPlan(source=SyncSource.NOTHING, keep=0, reason=f"{plan.reason}; llama.cpp could not go back to it")
+
+    def _settle_interrupted(self, state: SequenceState, slot: int) -> None:
+        """Bring memory and account together where an interrupt (Ctrl-C) struck between a decode and its account."""
+        held, accounted = self._context.memory.held_tokens(slot), len(state.run)
+        if held == accounted:
+            return
+        if self._kind is MemoryKind.FULL and held > accounted and self._context.rewind(state, accounted):
+            return
+        self._context.clear(state)
+        state.lost = "an interrupt during a decode left it uncertain what is resident"
 
     def _prefill(
         self,
