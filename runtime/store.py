@@ -147,7 +147,7 @@ class Store:
         if query == LATEST:
             sessions = self.list_sessions()
             if not sessions:
-                raise self._not_found(query)
+                raise SessionNotFound(f"no session in {self.folder} holds anything yet: start one")
             return sessions[0].id
         ids = self._ids()
         if query in ids:

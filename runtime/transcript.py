@@ -85,7 +85,7 @@ class Transcript:
                 for span in spans_of(event)
             )
             self._take_in(logged)
-            if isinstance(event, StepStart | AssistantMessage):
+            if isinstance(event, StepStart) or (isinstance(event, AssistantMessage) and event.author is Author.MODEL):
                 self._evaluated = self._window.tokens()
         self._calls_made = self._state.last_call_number
 

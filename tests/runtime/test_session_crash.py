@@ -21,9 +21,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from chapbook.kernels.errors import SessionNotFound
 from chapbook.kernels.tokens import decode_tokens, encode_tokens
 from chapbook.runtime.captured import DecodedBatch
-from chapbook.runtime.events import AssistantMessage, Author, StepEnd, ToolResult, TurnEnd, TurnEndReason
+from chapbook.runtime.events import AssistantMessage, Author, StepEnd, StepStart, ToolResult, TurnEnd, TurnEndReason
 from chapbook.runtime.llama import LlamaEngine
 from chapbook.runtime.log_reading import LogContents, read_log
 from chapbook.runtime.projection import NOT_MEASURED, NOT_STARTED, OUTCOME_UNKNOWN
@@ -264,9 +265,9 @@ def check_resumed(crashed: Crash) -> None:
         check_calls(crashed, read_log(folder))
     assert len(usages) == len(left)
     for first in usages[:1]:
-        # Nothing is resident in a new process, whatever the log knows of.
+        # Nothing is resident in a new process, whatever the log knows of; it knows of nothing before a first request.
         assert (first.cached, first.evaluated) == (0, first.window)
-        assert first.reason
+        assert bool(first.reason) == (first.evaluated > first.bound) == bool(events_of(crashed.log, StepStart))
     for usage, last in zip(usages[1:], usages, strict=False):
         assert usage.cached == last.window + last.generated
         assert usage.evaluated == usage.bound
@@ -299,6 +300,19 @@ def test_a_session_may_be_killed_before_any_write_to_its_log(
     kind: str, write: int, crash: Callable[..., Crash]
 ) -> None:
     check_resumed(crash(kind, die_at_write=write))
+
+
+@pytest.mark.slow  # a process that loads a model for each moment
+@pytest.mark.parametrize(("write", "events"), [(3, 0), (4, 1)])
+def test_a_session_that_was_killed_before_its_prefix_was_written_is_not_resumed_and_stands_in_no_one_s_way(
+    write: int, events: int, crash: Callable[..., Crash]
+) -> None:
+    crashed = crash("llama", die_at_write=write)
+    assert len(crashed.log.events) == events
+    with pytest.raises(SessionNotFound, match="start"):
+        crashed.resume([])
+    with crashed.made.open(["hello"]) as session:
+        assert list(session.send("hi"))[-1].text == "hello"
 
 
 @pytest.mark.slow  # a process that loads a model for each moment
