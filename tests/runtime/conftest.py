@@ -16,6 +16,7 @@ import pytest
 from hypothesis import reject
 from hypothesis import strategies as st
 
+from chapbook.kernels.tokens import TokenIds
 from chapbook.runtime.captured import DecodedBatch, compare_with_captured
 from chapbook.runtime.checker import rebuild
 from chapbook.runtime.engine import SequenceId
@@ -32,7 +33,8 @@ from chapbook.runtime.wrapped import ForcedEngine
 class Rig:
     """A loaded model, all that was decoded with it, and a workspace.
 
-    `decoded_before` is what another process, which is gone, had decoded for the session.
+    `decoded_before` is what another process, which is gone, had decoded for the session. `before_decode` is called
+    with every decode, before it.
     """
 
     engine: LlamaEngine
@@ -41,6 +43,7 @@ class Rig:
     decoded: list[tuple[SequenceId, DecodedBatch]]
     decoded_before: list[DecodedBatch] = field(default_factory=list)
     sequences: dict[str, set[SequenceId]] = field(default_factory=dict)
+    before_decode: Callable[[], object] = lambda: None
 
     @staticmethod
     def call(name: str, /, **arguments: object) -> str:
@@ -89,14 +92,15 @@ def rig(tiny: Callable[..., Path], tmp_path: Path, tmp_path_factory: pytest.Temp
     opened: list[LlamaEngine] = []
 
     def make(model: str | Path = "llama", **options: Any) -> Rig:
-        decoded: list[tuple[SequenceId, DecodedBatch]] = []
-        engine = LlamaEngine.open(
-            tiny(model) if isinstance(model, str) else model,
-            on_decode=lambda sequence, tokens, start: decoded.append((sequence, DecodedBatch(start, tokens))),
-            **{"n_ctx": 8192, "n_threads": 1, **options},
-        )
+        def on_decode(sequence: SequenceId, tokens: TokenIds, start: int) -> None:
+            made.decoded.append((sequence, DecodedBatch(start, tokens)))
+            made.before_decode()
+
+        path = tiny(model) if isinstance(model, str) else model
+        engine = LlamaEngine.open(path, on_decode=on_decode, **{"n_ctx": 8192, "n_threads": 1, **options})
         opened.append(engine)
-        return Rig(engine, workspace, tmp_path_factory.getbasetemp() / "learnt-templates", decoded)
+        made = Rig(engine, workspace, tmp_path_factory.getbasetemp() / "learnt-templates", [])
+        return made
 
     yield make
     for engine in opened:
