@@ -6,13 +6,15 @@ Exit codes: 0 done, 1 the turn ended otherwise or the command failed, 2 usage, 1
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import threading
 import traceback
 from pathlib import Path
 
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
+FAILED, INTERRUPTED = 1, 130
+_NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -54,8 +56,8 @@ def _failed(error: Exception, arguments: list[str]) -> int:
         if isinstance(error, ChapbookError):
             _tell(str(error))
             code = error.exit_code
-        elif isinstance(error, OSError) and error.filename is not None:
-            _tell(f"{error.filename}: {error.strerror}")
+        elif isinstance(error, OSError) and (error.filename is not None or error.errno in _NO_ROOM):
+            _tell(f"{error.filename or 'a file could not be written'}: {error.strerror}")
             code = FAILED
         else:
             _tell(_unexpected(error))
