@@ -19,7 +19,9 @@ from .engine import Sampling
 from .tools.spec import Policy
 
 KvType: TypeAlias = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
-DialectName: TypeAlias = Literal["hermes", "llama3", "mistral", "qwen-xml", "pythonic", "harmony"]
+DialectName: TypeAlias = Literal[
+    "hermes", "llama3", "mistral", "mistral-args", "qwen-xml", "pythonic", "pythonic-bare", "harmony"
+]
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 ToolName: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]+$")]
 

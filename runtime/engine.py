@@ -14,6 +14,7 @@ import msgspec
 
 from ..kernels.tokens import TokenId, TokenIds
 from .cancel import Cancel
+from .chat_format import ReasoningMarks
 
 SequenceId = NewType("SequenceId", int)
 """One conversation's KV inside the engine: a llama.cpp `seq_id`."""
@@ -83,12 +84,14 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
 
     `gbnf` has the rule `root`, which begins right after the trigger's text and ends with a fixed literal or a
     closing bracket: when it is complete, free text resumes. With `required`, the first trigger is forced at the
-    start of the reply, so that the reply holds at least one constrained span.
+    start of the reply, so that the reply holds at least one constrained span. In `reasoning` nothing is a trigger;
+    where the prompt has opened it, a required trigger stands behind its end.
     """
 
     gbnf: str
     triggers: tuple[Trigger, ...]
     required: bool = False
+    reasoning: ReasoningMarks | None = None
 
 
 class FinishReason(enum.StrEnum):

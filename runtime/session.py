@@ -95,7 +95,7 @@ class Session:
 
     def offered_tools(self) -> tuple[CallableTool, ...]:
         """Return the tools as the next request would offer them, with the paths and blobs that exist now."""
-        return self._assembled.parts.offered_tools()
+        return self._assembled.parts.offers.tools()
 
     @property
     def opened(self) -> SessionOpened:

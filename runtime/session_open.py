@@ -24,6 +24,7 @@ from .git_ignore import IgnoreReport
 from .hooks import Hooks
 from .log_format import LOG_FORMAT
 from .log_lock import this_process
+from .offers import Offers
 from .projection import Recovery, project
 from .request import OnPrefill, Requester
 from .session_log import OpenReport, SessionLog
@@ -258,32 +259,37 @@ def _parts(
     bound = BoundAccount(store.token_files(fingerprint=engine.info.fingerprint, besides=session))
     if len(transcript.evaluated):
         bound.add(transcript.evaluated, reply=NO_TOKENS)
+    requester = Requester(
+        engine=engine,
+        sequence=sequence,
+        transcript=transcript,
+        budgets=budgets,
+        bound=bound,
+        sampling=settings.sampling or engine.default_sampling(),
+        max_reply_tokens=settings.max_reply_tokens,
+        clock=host.timer,
+        on_prefill=host.on_prefill,
+    )
+    runner = CallRunner(
+        catalogue=world.catalogue,
+        policies=ToolPolicies(settings.policies),
+        hooks=host.hooks if isinstance(host.hooks, Hooks) else host.hooks(session),
+        workspace=world.workspace,
+        capture_folder=store.session_folder(session),
+        count_tokens=count,
+        clock=host.timer,
+        ask=host.ask,
+    )
+    gate = Gate(store=store.artifacts, count=count, shown_path=lambda ref: _shown_path(world.workspace, ref))
+    dialect = dialect_named(header.dialect)
     return TurnParts(
         engine=engine,
         transcript=transcript,
-        requester=Requester(
-            engine=engine,
-            sequence=sequence,
-            transcript=transcript,
-            budgets=budgets,
-            bound=bound,
-            sampling=settings.sampling or engine.default_sampling(),
-            max_reply_tokens=settings.max_reply_tokens,
-            clock=host.timer,
-            on_prefill=host.on_prefill,
-        ),
-        dialect=dialect_named(header.dialect),
-        runner=CallRunner(
-            catalogue=world.catalogue,
-            policies=ToolPolicies(settings.policies),
-            hooks=host.hooks if isinstance(host.hooks, Hooks) else host.hooks(session),
-            workspace=world.workspace,
-            capture_folder=store.session_folder(session),
-            count_tokens=count,
-            clock=host.timer,
-            ask=host.ask,
-        ),
-        gate=Gate(store=store.artifacts, count=count, shown_path=lambda ref: _shown_path(world.workspace, ref)),
+        requester=requester,
+        dialect=dialect,
+        runner=runner,
+        gate=gate,
+        offers=Offers(dialect=dialect, runner=runner, gate=gate, transcript=transcript),
         budgets=budgets,
         limits=TurnLimits(rounds=settings.rounds, continuations=settings.continuations),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .chat_format import ReasoningMarks
 from .engine import Trigger
 
 
@@ -60,3 +61,28 @@ class TriggerWatch:
         """Go on after a constrained span: the start of the reply is over."""
         self._anywhere.restart()
         self._at_start = ()
+
+
+class ReasoningWatch:
+    """Tells the reasoning in a reply, in which nothing is a trigger, from what is said."""
+
+    def __init__(self, marks: ReasoningMarks | None) -> None:
+        self._begin = TextWatch([marks.begin] if marks else [])
+        self._end = TextWatch([marks.end] if marks else [])
+        self.inside = marks is not None and marks.open_at_start
+
+    def said(self, piece: bytes) -> bytes:
+        """Take `piece` as part of the reply; return what of it is not reasoning (a mark that begins some is)."""
+        outside = b""
+        while piece:
+            watch = self._end if self.inside else self._begin
+            behind = watch.peek(piece)
+            if behind is None:
+                watch.feed(piece)
+                return outside if self.inside else outside + piece
+            watch.restart()
+            upto = len(piece) - behind
+            outside += b"" if self.inside else piece[:upto]
+            piece = piece[upto:]
+            self.inside = not self.inside
+        return outside

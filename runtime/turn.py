@@ -13,13 +13,14 @@ from hashlib import sha256
 from ..compaction.budget import Budgets
 from ..kernels.errors import ChapbookError, LogError, NoRoom
 from ..kernels.tokens import NO_TOKENS, TokenIds, concat_tokens
-from .calls import CallableTool, CallProblem, ChoiceKind, LoggedCall, ParsedReply, ToolChoice
+from .calls import CallProblem, ChoiceKind, LoggedCall, ParsedReply, ToolChoice
 from .cancel import Cancel
 from .dialects.base import Dialect
-from .engine import Engine, FinishReason, GenerationReport, Grammar
+from .engine import Engine, FinishReason, GenerationReport
 from .events import Author, Event, Notice, StepUsage, ToolResult, TurnEndReason, UserMessage
 from .gate import Admitted, Gate, Offered
 from .mentions import Mention
+from .offers import Offers
 from .request import Asked, Requester, was_cut
 from .stream import (
     NoticeGiven,
@@ -69,12 +70,9 @@ class TurnParts:
     dialect: Dialect
     runner: CallRunner
     gate: Gate
+    offers: Offers
     budgets: Budgets
     limits: TurnLimits
-
-    def offered_tools(self) -> tuple[CallableTool, ...]:
-        """Return the tools as the next request would offer them."""
-        return self.runner.callable_tools(self.gate.paths_of(self.transcript.state.artifacts))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,7 +149,7 @@ class Turn:
             answer = yield from self.parts.requester.request(
                 Asked(
                     step=self._steps,
-                    grammar=self._grammar(),
+                    grammar=self.parts.offers.grammar(self._choice()),
                     tool_choice=self._choice().name or self._choice().kind,
                     cancel=self.cancel,
                     so_far=so_far,
@@ -281,9 +279,6 @@ class Turn:
         """A required call is required of the first reply only: else the turn could not end."""
         forced = self.choice.kind in (ChoiceKind.REQUIRED, ChoiceKind.NAMED)
         return ToolChoice() if forced and self._rounds > 1 else self.choice
-
-    def _grammar(self) -> Grammar | None:
-        return self.parts.dialect.grammar(self.parts.offered_tools(), choice=self._choice())
 
     def _arrival_tokens(self, author: Author) -> int:
         budgets = self.parts.budgets

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -86,7 +87,12 @@ def print_columns(heads: tuple[str, ...], rows: Sequence[Sequence[str]], *, no_c
 
 def boxed(text: str, *, width: int) -> Iterator[str]:
     """Yield one line of any length as rows that each begin with a mark, so that no wrapped part looks like another."""
-    from rich.cells import chop_cells  # noqa: PLC0415  heavy: only where something is printed
-
-    for row in chop_cells(visible_line(text), max(10, width - 4)) or [""]:
-        yield f"  │ {row}"
+    row, used, room = "", 0, max(10, width - 4)
+    for character in visible_line(text):
+        # Counted generously: what takes no cell by itself counts as one.
+        cells = 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        if used + cells > room:
+            yield f"  │ {row}"
+            row, used = "", 0
+        row, used = row + character, used + cells
+    yield f"  │ {row}"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...kernels.tokens import NO_TOKENS, TokenIds
 from ..engine import Grammar
-from ..text_watch import TriggerWatch
+from ..text_watch import ReasoningWatch, TriggerWatch
 from .grammar import CompiledGrammar, GrammarRun, utf8_remainder
 from .sampler import Sampler
 from .tokenizer import LlamaTokenizer
@@ -25,6 +25,7 @@ class ReplyConstraint:
         self._compiled = compiled
         self._tokenizer = tokenizer
         self._watch = TriggerWatch(grammar.triggers)
+        self._reasoning = ReasoningWatch(grammar.reasoning)
         self._run: GrammarRun | None = None
 
     @property
@@ -36,7 +37,9 @@ class ReplyConstraint:
         """Return the tokens of a required trigger that are still to come at the start of the reply."""
         if not self._grammar.required or not self._grammar.triggers:
             return NO_TOKENS
-        trigger = self._tokenizer.tokenize(self._grammar.triggers[0].text, parse_special=True)
+        marks = self._grammar.reasoning
+        ending = marks.end if marks is not None and marks.open_at_start else ""
+        trigger = self._tokenizer.tokenize(ending + self._grammar.triggers[0].text, parse_special=True)
         opened = len(so_far) <= len(trigger) and np.array_equal(trigger[: len(so_far)], so_far)
         return trigger[len(so_far) :] if opened else NO_TOKENS
 
@@ -52,7 +55,7 @@ class ReplyConstraint:
         token is replaced by those of its part up to the trigger's end.
         """
         piece = self._tokenizer.piece(token)
-        overshoot = self._watch.peek(piece)
+        overshoot = None if self._reasoning.inside else self._watch.peek(piece)
         if not overshoot or self._compiled.start().accept_text(piece[-overshoot:]):
             return None
         kept = piece[:-overshoot]
@@ -65,7 +68,7 @@ class ReplyConstraint:
         if self._run is not None:
             self._advance(self._run, token)
         else:
-            self._watch_free(self._tokenizer.piece(token))
+            self._watch_free(self._reasoning.said(self._tokenizer.piece(token)))
 
     def close(self) -> None:
         """Free what is held of the grammar."""

@@ -66,6 +66,8 @@ class CompiledGrammar:
         self.gbnf = gbnf
         self.tokenizer = tokenizer
         self._pointer = pointer
+        # llama.cpp matches a control token by its text, so that one could stand inside a string.
+        self.barred = frozenset(token for text, token in tokenizer.control_ids.items() if text not in gbnf)
         self._finalizer = weakref.finalize(self, loaded.api.llama_sampler_free, pointer)
 
     def start(self) -> GrammarRun:
@@ -153,9 +155,9 @@ class GrammarRun:
         return np.array([token for token in kept.tolist() if self._is_text(token)], dtype=np.int32)
 
     def _is_text(self, token: int) -> bool:
-        """Whether a token continues valid UTF-8 text."""
+        """Whether a token continues valid UTF-8 text, and is no structure that the grammar does not name."""
         piece = self._tokenizer.piece(token)
-        if not piece or b"\0" in piece:
+        if token in self._compiled.barred or not piece or b"\0" in piece:
             return False
         if not self._unfinished and piece.isascii():
             return True

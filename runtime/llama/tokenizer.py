@@ -58,8 +58,9 @@ class LlamaTokenizer:
         # A user-defined token of one character spells only itself, and cannot be cut.
         structural = {text for text in structural if len(text) > 1}
         self.control_texts = tuple(text for text in self._special if text in control or text in structural)
+        self.control_ids = {text: self._special[text] for text in self.control_texts}
         self._harmless = {text: token for text, token in self._special.items() if text not in self.control_texts}
-        self._forbidden = token_ids(sorted(self._special[text] for text in self.control_texts))
+        self._forbidden = token_ids(sorted(self.control_ids.values()))
         byte_pair = api.llama_vocab_type(vocab) == _BPE
         # Byte-pair merges never build a control token, and its text is plain where it is not parsed: no cut needed.
         self._splitter = PieceSplitter(structural if byte_pair else self.control_texts)

@@ -1,8 +1,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chapbook.runtime.chat_format import ReasoningMarks
 from chapbook.runtime.engine import Trigger
-from chapbook.runtime.text_watch import TextWatch, TriggerWatch
+from chapbook.runtime.text_watch import ReasoningWatch, TextWatch, TriggerWatch
 
 short = st.text(alphabet="ab ", min_size=1, max_size=4)
 
@@ -51,3 +52,21 @@ def test_a_trigger_at_the_start_is_over_after_the_first_span():
     watch.restart()
     assert watch.peek(b"{") is None
     assert watch.peek(b"{<x") == 1
+
+
+MARKS = ReasoningMarks(begin="<think>", end="</think>")
+
+
+@given(cuts=st.lists(st.integers(1, 6), max_size=30), thought=st.text(alphabet="a<thik/>", max_size=12))
+def test_what_is_said_is_what_stands_outside_the_marks(cuts, thought):
+    reply = f"b<think>{thought}</think>said".encode()
+    watch, rest, said = ReasoningWatch(MARKS), reply, b""
+    for size in [*cuts, len(reply)]:
+        said += watch.said(rest[:size])
+        rest = rest[size:]
+    assert said.endswith(reply.split(b"</think>", 1)[1])
+    assert not watch.inside
+
+
+def test_without_marks_all_is_said():
+    assert ReasoningWatch(None).said(b"<think>x") == b"<think>x"

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from chapbook.kernels.errors import GrammarError
 from chapbook.kernels.tokens import token_ids
+from chapbook.runtime.chat_format import ReasoningMarks
 from chapbook.runtime.engine import FinishReason, Grammar, Sampling, Trigger
 from chapbook.runtime.llama.grammar import utf8_remainder
 
@@ -261,3 +262,44 @@ def test_a_sampled_reply_is_the_same_with_a_grammar_that_never_triggers(open_eng
         replies.append(generate(engine, sequence, choice, seed=9)[0].tokens)
     assert np.array_equal(*replies)
     assert np.array_equal(replies[0], token_ids(replies[0]))
+
+
+def test_no_control_token_stands_inside_a_call_as_text(open_engine, random_run):
+    engine = open_engine("llama")
+    run = random_run(40)
+    grammar = Grammar(gbnf='root ::= [^\\x00]{30} "</tool_call>"', triggers=CALL.triggers, required=True)
+    sequence = engine.open_sequence()
+    control = {engine.tokenizer.control_ids[text] for text in engine.info.control_texts} - {
+        engine.tokenizer.control_ids[CLOSE]
+    }
+    for seed in range(30):
+        engine.sync(sequence, run)
+        report, _ = generate(engine, sequence, grammar, seed=seed, stop=(CLOSE,))
+        inside = report.tokens[len(engine.tokenize(OPEN, parse_special=True)) :]
+        assert control.isdisjoint(inside.tolist())
+
+
+@pytest.mark.parametrize("open_at_start", [False, True])
+def test_a_trigger_inside_reasoning_is_none_and_one_behind_it_is(open_engine, open_at_start):
+    engine = open_engine("llama")
+    marks = ReasoningMarks(begin="<think>", end="</think>", open_at_start=open_at_start)
+    grammar = Grammar(gbnf=JSON_CALL, triggers=CALL.triggers, reasoning=marks)
+    opening = "" if open_at_start else "<think>"
+
+    def in_span_after(text):
+        return engine._constraint(grammar, engine.tokenize(text, parse_special=True)).in_span
+
+    assert not in_span_after(f"{opening}I could write {OPEN}")
+    assert not in_span_after(f"{opening}I could write {OPEN} but</think>no")
+    assert in_span_after(f"{opening}hm {OPEN}</think>so {OPEN}")
+    assert in_span_after(f"{opening}hm</think>{OPEN}")
+
+
+def test_a_required_call_stands_behind_reasoning_that_the_prompt_has_opened(open_engine, random_run):
+    engine = open_engine("llama")
+    marks = ReasoningMarks(begin="<think>", end="</think>", open_at_start=True)
+    sequence = engine.open_sequence()
+    engine.sync(sequence, random_run(40))
+    grammar = Grammar(gbnf=JSON_CALL, triggers=CALL.triggers, required=True, reasoning=marks)
+    _, text = generate(engine, sequence, grammar, seed=1)
+    assert text.startswith(b"</think><tool_call>\n{")
