@@ -144,9 +144,9 @@ def assemble(
     )
     ToolPolicies(settings.policies).check_names(world.catalogue)
     fresh = compose_header(world) if resume is None else None
-    opened = _open_log(world, resume)
-    sequence = engine.open_sequence()
+    sequence, opened = engine.open_sequence(), None
     try:
+        opened = _open_log(world, resume)
         header = fresh or _recorded_header(opened, engine.info)
         transcript = Transcript(opened.log, Composer(engine, header.chat_format))
         resumed = None
@@ -158,7 +158,8 @@ def assemble(
         parts = _parts(world, header, transcript, session=opened.id, sequence=sequence)
     except BaseException:
         engine.drop(sequence)
-        opened.log.close()
+        if opened is not None:
+            opened.log.close()
         raise
     return Assembled(
         id=opened.id,

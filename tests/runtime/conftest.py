@@ -7,7 +7,7 @@ import importlib.metadata
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class Rig:
         """Spell a call as a model of the hermes dialect does."""
         return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
-    def open(self, replies: list[str] | None, *, resume: str | None = None, **options: Any) -> Session:
+    def open(self, replies: Iterable[str] | None, *, resume: str | None = None, **options: Any) -> Session:
         """Open a session that plays `replies`, or the model's own for None; `host` is a dict of its options."""
         host = SessionHost(**{"cache_folder": self.cache_folder, **options.pop("host", {})})
         engine = self.engine if replies is None else ForcedEngine(self.engine, replies)
