@@ -60,7 +60,7 @@ def play(rig: Callable[..., Any]) -> Callable[..., Played]:
         assert played.end.text == "done"
         return played
 
-    run.made = made  # type: ignore[attr-defined]  # for what a test looks at besides the turn
+    run.made = made  # for what a test looks at besides the turn
     return run
 
 
@@ -197,7 +197,7 @@ def test_whatever_a_body_raises_or_returns_is_a_result(play: Any, call: Any) -> 
         raise raised[how]
 
     schema = ToolSchema(name="wrong", description="Return no output.", parameters={"type": "object", "properties": {}})
-    wrong = Tool(schema=schema, body=lambda _context, _arguments: None)  # type: ignore[arg-type,return-value]  # wrong
+    wrong = Tool(schema=schema, body=lambda _context, _arguments: None)
     played = play(["".join(call("fail", how=how) for how in range(5)) + call("wrong")], fail, wrong)
     told, boom, left, interrupted, speechless, returned = played.contents
     assert told == "told"
