@@ -91,8 +91,8 @@ def make_environment(now: datetime.datetime) -> Any:
     templates expect. The environment is not the immutable one, since some templates append to lists in place.
     """
     from jinja2 import TemplateError, nodes  # noqa: PLC0415 (the import path is known only now)
-    from jinja2.ext import Extension  # noqa: PLC0415
-    from jinja2.sandbox import SandboxedEnvironment  # noqa: PLC0415
+    from jinja2.ext import Extension  # noqa: PLC0415 (as above)
+    from jinja2.sandbox import SandboxedEnvironment  # noqa: PLC0415 (as above)
 
     class GenerationBlock(Extension):
         """`{% generation %}` marks what is trained on; it renders as its body."""

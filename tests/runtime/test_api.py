@@ -3,8 +3,9 @@
 import ast
 import inspect
 
-import chapbook.runtime
 import pytest
+
+import chapbook.runtime
 
 
 def test_every_name_of_the_api_is_there() -> None:

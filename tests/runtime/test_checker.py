@@ -240,7 +240,7 @@ class Script:
 
     def with_span(self, seq: int, index: int, **changes: Any) -> list[Logged]:
         event = self.events[seq].event
-        spans = list(event.spans)  # type: ignore[union-attr]
+        spans = list(event.spans)
         spans[index] = msgspec.structs.replace(spans[index], **changes)
         return self.with_event(seq, spans=tuple(spans))
 
@@ -438,7 +438,7 @@ def message_of(problems: tuple[CheckProblem, ...], seq: int) -> str:
 
 
 def spans_of(seq: int) -> tuple[Span, ...]:
-    return SESSION.events[seq].event.spans  # type: ignore[union-attr]
+    return SESSION.events[seq].event.spans
 
 
 def test_swapped_spans_are_found() -> None:

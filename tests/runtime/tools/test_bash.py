@@ -247,7 +247,7 @@ def test_two_commands_at_once_do_not_meet(make_context: MakeContext, workspace: 
         context = ToolContext(
             workspace=other,
             cancel=Cancel(),
-            call_id=f"call{number:05}",  # type: ignore[arg-type]
+            call_id=f"call{number:05}",
             capture_folder=base.capture_folder,
             arrival_tokens=2000,
             count_tokens=base.count_tokens,

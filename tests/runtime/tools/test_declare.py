@@ -113,7 +113,7 @@ def test_a_tool_may_return_an_output_and_nothing_else(context: ToolContext) -> N
         return ToolOutput(content="no", is_error=True)
 
     @tool
-    def bad():  # type: ignore[no-untyped-def]
+    def bad():
         """Return a number."""
         return 3
 
@@ -126,7 +126,7 @@ def no_docstring() -> str:
     return ""
 
 
-def no_annotation(path) -> str:  # type: ignore[no-untyped-def]
+def no_annotation(path) -> str:
     """Doc."""
     return str(path)
 
@@ -156,7 +156,7 @@ def context_last(path: str, context: ToolContext) -> str:
     return f"{path}{context}"
 
 
-def wrong_default(count: int = "three") -> str:  # type: ignore[assignment]
+def wrong_default(count: int = "three") -> str:
     """Doc."""
     return str(count)
 

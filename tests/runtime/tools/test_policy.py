@@ -18,7 +18,7 @@ def decide(name: str, policies: ToolPolicies, **options: object) -> Decision:
     tool = CATALOGUE.get(name)
     assert tool is not None
     call = LoggedCall(id=CallId("call00001"), name=name, arguments={})
-    return policies.decide(tool, call, **{"ask": None, **options})  # type: ignore[arg-type]
+    return policies.decide(tool, call, **{"ask": None, **options})
 
 
 def yes(_tool: Tool, _call: LoggedCall) -> bool:

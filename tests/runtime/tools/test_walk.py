@@ -109,7 +109,7 @@ RULES = st.sampled_from(
 def test_what_is_left_is_what_git_leaves(
     tmp_path_factory: object, paths: list[list[str]], ignores: dict[str, list[str]]
 ) -> None:
-    root: Path = tmp_path_factory.mktemp("walk")  # type: ignore[attr-defined]
+    root: Path = tmp_path_factory.mktemp("walk")
     for parts in paths:
         path = root.joinpath(*parts)
         if any(parent.is_file() for parent in path.parents) or path.is_dir():
