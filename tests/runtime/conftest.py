@@ -83,8 +83,16 @@ class Rig:
 
 
 @pytest.fixture
-def rig(tiny: Callable[..., Path], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Return a function (kind or path of a model, **options of `LlamaEngine.open`) -> Rig with a small workspace."""
+def rig(
+    request: pytest.FixtureRequest,
+    tiny: Callable[..., Path],
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Any]:
+    """Return a function (model, **options of `LlamaEngine.open`) -> Rig with a small workspace.
+
+    The model is the kind of a tiny one, ``smollm2``, or a path.
+    """
     workspace = tmp_path / "workspace"
     (workspace / "src").mkdir(parents=True)
     (workspace / "notes.md").write_text("# Notes\n\nThe password of the vault is heron.\n" + "line\n" * 20)
@@ -96,6 +104,8 @@ def rig(tiny: Callable[..., Path], tmp_path: Path, tmp_path_factory: pytest.Temp
             made.decoded.append((sequence, DecodedBatch(start, tokens)))
             made.before_decode()
 
+        if model == "smollm2":
+            model = request.getfixturevalue("smollm2_path")
         path = tiny(model) if isinstance(model, str) else model
         engine = LlamaEngine.open(path, on_decode=on_decode, **{"n_ctx": 8192, "n_threads": 1, **options})
         opened.append(engine)
