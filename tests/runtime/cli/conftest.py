@@ -88,11 +88,18 @@ def workspace(tmp_path):
     return folder
 
 
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    """Return a cache folder that all programs share: what is learnt of a template is learnt once."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def environment(home):
+def environment(home, cache):
     """Return the environment of a program that finds nothing of the developer's own."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
-    return {**kept, "HOME": str(home), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
+    own = {"HOME": str(home), "XDG_CACHE_HOME": str(cache)}
+    return {**kept, **own, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
 
 
 @pytest.fixture
@@ -163,11 +170,12 @@ def large_file(workspace):
 
 
 @pytest.fixture
-def logged(run):
-    """Return a function (type) -> the data of the latest session's events of that type."""
+def logged(workspace):
+    """Return a function (type) -> the data of the newest session's events of that type."""
 
     def events(kind):
-        lines = run("log", "show", "--json").stdout.splitlines()
+        newest = max((workspace / ".chapbook" / "sessions").iterdir(), key=lambda folder: folder.stat().st_ctime_ns)
+        lines = (newest / "log.jsonl").read_text().splitlines()
         return [event["data"] for event in map(json.loads, lines) if event["type"] == kind]
 
     return events

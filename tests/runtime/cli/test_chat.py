@@ -29,6 +29,7 @@ def leave(program):
     assert program.end() == 0
 
 
+@pytest.mark.slow  # it starts the program several times
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
@@ -56,6 +57,7 @@ def test_tab_completes_a_path_of_the_workspace(chat, logged):
     assert [event["text"] for event in logged("user/message")] == ["look at @README.md"]
 
 
+@pytest.mark.slow  # it starts the program several times
 def test_the_history_outlives_the_session_and_is_the_users_alone(terminal, tiny_llama, logged, home):
     for keys in ("remember this", UP):
         program = terminal("chat", "--model", tiny_llama, *SMALL)
@@ -119,6 +121,7 @@ def test_without_a_terminal_each_line_is_a_message(run, tiny_llama, logged):
     assert "\x1b" not in ended.stderr
 
 
+@pytest.mark.slow  # it starts the program several times
 def test_resume_without_a_task_goes_on_as_a_chat(run, tiny_llama, logged):
     assert run("run", "--model", tiny_llama, *SMALL, "one").returncode == 0
     ended = run("resume", *SMALL, typed="two\n")
@@ -126,6 +129,7 @@ def test_resume_without_a_task_goes_on_as_a_chat(run, tiny_llama, logged):
     assert [event["text"] for event in logged("user/message")] == ["one", "two"]
 
 
+@pytest.mark.slow  # it starts the program several times
 def test_a_session_that_a_chat_holds_is_not_written_to_by_another_process(chat, run):
     ended = run("resume", "latest", "and I")
     assert ended.returncode == 1
