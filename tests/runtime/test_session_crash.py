@@ -164,7 +164,7 @@ def events_of(log: LogContents, kind: type) -> list[Any]:
 
 
 @pytest.fixture
-def crash(rig: Callable[..., Any], tiny: Callable[..., Path], tmp_path: Path) -> Iterator[Callable[..., Crash]]:
+def crash(rig: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., Crash]]:
     """Return a function (kind, when to die) -> Crash. `after_s` kills from outside, that long after the first turn
     has begun."""
     children: list[subprocess.Popen[bytes]] = []
@@ -172,7 +172,7 @@ def crash(rig: Callable[..., Any], tiny: Callable[..., Path], tmp_path: Path) ->
     def run(kind: str, *, after_s: float | None = None, **die_at: int) -> Crash:
         made = rig(kind, n_ctx=N_CTX)
         plan = Plan(
-            model=str(tiny(kind)),
+            model=made.engine.info.model_path,
             workspace=str(made.workspace),
             cache_folder=str(made.cache_folder),
             captured=str(tmp_path / "captured"),
@@ -283,6 +283,8 @@ def check_resumed(crashed: Crash) -> None:
         ("gemma3", {"die_at_decode": 500}),
         ("mamba", {"die_at_decode": 2}),
         ("hybrid", {"die_at_write": 60}),
+        # Slow: a real model, twice.
+        pytest.param("smollm2", {"die_at_decode": 150}, marks=pytest.mark.slow),
     ],
 )
 def test_a_session_that_was_killed_goes_on_with_nothing_lost_and_nothing_done_twice(
