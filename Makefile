@@ -10,11 +10,12 @@ TASK ?= Read README.md. What is a chapbook? Answer in one sentence.
 RUN_FLAGS ?= --tool-choice read --temperature 0 --max-reply-tokens 96 --set sampling.repeat_penalty=1.1 \
 	--set turn.continuations=0 --set arrival_tokens=300
 
-.PHONY: help run test lint bench clean
+.PHONY: help run test test-slow lint bench clean
 
 help:
 	@echo "make run     set up, then ask SmolLM2 a question about README.md"
-	@echo "make test    set up, then run every test"
+	@echo "make test    set up, then run the tests"
+	@echo "make test-slow   the tests that take long: a real model, many processes, many more examples"
 	@echo "make lint    set up, then ruff, mypy and import-linter"
 	@echo "make bench   set up, then measure speed against bare llama.cpp, and the kernels"
 	@echo "make clean   remove what tools left behind; .venv and the compiled llama.cpp stay"
@@ -25,7 +26,11 @@ run:
 
 test:
 	@$(PYTHON) .ci/bootstrap.py llama test
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto -m 'not slow'
+
+test-slow:
+	@$(PYTHON) .ci/bootstrap.py llama test
+	$(BIN)/pytest -n auto -m slow
 
 lint:
 	@$(PYTHON) .ci/bootstrap.py lint test
