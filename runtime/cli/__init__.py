@@ -20,6 +20,9 @@ _NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EROFS, getattr(errno, "EDQUOT", err
 def main(argv: list[str] | None = None) -> int:
     """Run chapbook with `argv` (by default the process's arguments) and return its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it was closed when we were started
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115  it stays open
     for stream in (sys.stdout, sys.stderr):
         # A terminal or pipe that cannot take a character gets its escape: no text ends a run.
         with contextlib.suppress(AttributeError, ValueError):

@@ -58,6 +58,11 @@ def open_place(options: PlaceOptions) -> Place:
     return Place(workspace=workspace, store=store, loaded=loaded)
 
 
+def is_flag(loaded: LoadedConfig, key: str) -> bool:
+    """Whether the command line sets a key."""
+    return any(setting.file is None for setting in loaded.settings.get(key, ()))
+
+
 def resolve_workspace(named: Path) -> Path:
     """Return the workspace's absolute path. Raises WorkspaceError where it is no folder that can be read."""
     try:
@@ -115,7 +120,7 @@ def fingerprint_of(path: Path) -> str:
 
 
 def open_engine(model: Path, loaded: LoadedConfig, *, n_ctx: int | None = None) -> LlamaEngine:
-    """Load the model as configured; `n_ctx` is for where the configuration sets none. Raises ModelError."""
+    """Load the model as configured; `n_ctx`, if given, stands over the configuration. Raises ModelError."""
     engine = loaded.config.engine
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(engine.openmp_spin))
@@ -123,7 +128,7 @@ def open_engine(model: Path, loaded: LoadedConfig, *, n_ctx: int | None = None) 
 
     return LlamaEngine.open(
         model,
-        n_ctx=engine.n_ctx or n_ctx,
+        n_ctx=n_ctx or engine.n_ctx,
         n_gpu_layers=engine.n_gpu_layers,
         n_threads=engine.n_threads,
         n_batch=engine.n_batch,
@@ -249,9 +254,14 @@ def found_models() -> tuple[FoundModel, ...]:
 
 
 def read_session_start(place: Place, query: str) -> SessionStart | None:
-    """Return how the session that `query` means was started. Raises SessionNotFound."""
-    from ..log_reading import scan_log  # noqa: PLC0415  only for a session that exists
+    """Return how the session that `query` means was started. Raises SessionNotFound, LogDamaged."""
+    from ..log_format import FIRST_CHAIN, decode_line  # noqa: PLC0415  only for a session that exists
+    from ..log_reading import LOG_NAME  # noqa: PLC0415  with it
 
-    scan = scan_log(place.store.session_folder(place.store.find_session(query)))
-    first = scan.events[0].event if scan.events else None
-    return first if isinstance(first, SessionStart) else None
+    path = place.store.session_folder(place.store.find_session(query)) / LOG_NAME
+    with path.open("rb") as log:
+        first = log.readline()
+    if not first:
+        return None
+    event = decode_line(first, number=1, previous_chain=FIRST_CHAIN, path=path).logged.event
+    return event if isinstance(event, SessionStart) else None

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -25,6 +25,7 @@ from .opening import (
     Place,
     configured_model,
     find_session_model,
+    is_flag,
     open_engine,
     open_place,
     open_session,
@@ -108,8 +109,7 @@ def open_talk(options: SessionOptions, *, resume: str | None, as_json: bool = Fa
     driver = Driver(view, asking=asking)
     place = open_place(options)
     start = None if resume is None else read_session_start(place, resume)
-    model = configured_model(place) if start is None or options.model else _model_of(start, place)
-    n_ctx = None if start is None else start.n_ctx
+    model, n_ctx = _opened_with(start, place)
     engine = driver.work(lambda: open_engine(model, place.loaded, n_ctx=n_ctx))
     with engine:
         session = driver.work(
@@ -120,8 +120,24 @@ def open_talk(options: SessionOptions, *, resume: str | None, as_json: bool = Fa
             yield Talk(session, place, view, driver)
 
 
+class _OpenedWith(NamedTuple):
+    """What a session is opened with; `n_ctx` None: as configured."""
+
+    model: Path
+    n_ctx: int | None
+
+
+def _opened_with(start: SessionStart | None, place: Place) -> _OpenedWith:
+    """Return the model and window of a session: those it was made with, unless the command line says otherwise."""
+    loaded = place.loaded
+    if start is None:
+        return _OpenedWith(configured_model(place), None)
+    model = configured_model(place) if is_flag(loaded, "model") else _model_of(start, place)
+    return _OpenedWith(model, None if is_flag(loaded, "engine.n_ctx") else start.n_ctx)
+
+
 def _model_of(start: SessionStart, place: Place) -> Path:
-    """Return the model that a session goes on with: the one that it was made with. Raises ModelNotFound."""
+    """Return the model that a session was made with. Raises ModelNotFound."""
     found = find_session_model(start, workspace=place.workspace, places=places_of_this_machine())
     if found is None:
         raise ModelNotFound(
