@@ -244,6 +244,17 @@ def test_resume_goes_on_with_the_recorded_tokens_and_the_recorded_prefix(rig: Ca
         made.check(resumed)
 
 
+def test_no_id_is_given_twice_across_a_resume_even_one_of_a_call_that_could_not_be_read(
+    rig: Callable[..., Any],
+) -> None:
+    made = rig()
+    with made.open([made.call("list"), "<tool_call>\n{broken\n</tool_call>", "first"]) as session:
+        list(session.send("go"))
+    with made.open([made.call("list"), "second"], resume="latest") as resumed:
+        list(resumed.send("go on"))
+        made.check(resumed)
+
+
 def test_resume_with_another_model_is_refused_by_name(rig: Callable[..., Any], tiny: Callable[..., Path]) -> None:
     with rig().open(["first"]) as session:
         list(session.send("go"))

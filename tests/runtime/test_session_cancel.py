@@ -32,10 +32,15 @@ def logged(session: Session, kind: type) -> list[Any]:
     ]
 
 
-def check_next_turn(made: Any, session: Session, *, resident_tokens: int) -> None:
-    """Assert that the next turn begins from what was resident, and that the steps after it are at the bound again."""
+def check_next_turn(made: Any, session: Session, *, resident_tokens: int, logged_tokens: int) -> None:
+    """Assert that the next turn begins from what was resident, and that the steps after it are at the bound again.
+
+    `logged_tokens` is what the log knows the broken request and its reply to have been, so not part of the bound.
+    """
+    assert len(made.engine.resident(session.sequence)) == resident_tokens
     first, second = usages_of(list(session.send("And now?")))
     assert first.cached == resident_tokens
+    assert first.bound == first.window - logged_tokens
     assert first.cached + first.evaluated == first.window
     assert bool(first.reason) == (first.evaluated != first.bound)
     assert (second.evaluated, second.cached) == (second.bound, first.window + first.generated)
@@ -72,7 +77,7 @@ def test_a_prefill_that_is_cancelled_keeps_the_batches_that_were_evaluated(
         assert cut.cached == before.window + before.generated
         assert cut.evaluated == 5 * BATCH_TOKENS
         assert cut.reason == f"cancelled after {cut.evaluated} of at least {cut.bound} tokens"
-        check_next_turn(made, session, resident_tokens=cut.cached + cut.evaluated)
+        check_next_turn(made, session, resident_tokens=cut.cached + cut.evaluated, logged_tokens=cut.window)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -101,7 +106,8 @@ def test_a_reply_that_is_broken_off_stays_as_far_as_it_was_evaluated(
         assert usage.generated == reply.spans[0].length
         assert usage.evaluated == usage.bound
         assert logged(session, TurnEnd)[-1].reason is TurnEndReason.INTERRUPTED
-        check_next_turn(made, session, resident_tokens=usage.window + usage.generated)
+        whole = usage.window + usage.generated
+        check_next_turn(made, session, resident_tokens=whole, logged_tokens=whole)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,7 +135,8 @@ def test_an_interrupt_of_the_thread_or_a_failing_engine_loses_nothing_of_a_reply
         reply = logged(session, AssistantMessage)[-1]
         (usage,) = (event.usage for event in logged(session, StepEnd))
         assert 20 < reply.spans[0].length == usage.generated < 100
-        check_next_turn(made, session, resident_tokens=usage.window + usage.generated)
+        whole = usage.window + usage.generated
+        check_next_turn(made, session, resident_tokens=whole, logged_tokens=whole)
 
 
 def test_a_call_that_was_broken_off_is_not_run(rig: Callable[..., Any]) -> None:

@@ -155,6 +155,10 @@ class Sessions(RuleBasedStateMachine):
     def everything_agrees(self) -> None:
         for session in getattr(self, "sessions", ()):
             self.made.check(session)
+            if session.transcript.state.at_rest:
+                # All that was evaluated and is still resident stands in the log.
+                resident = self.made.engine.resident(session.sequence)
+                assert list(resident) == list(session.transcript.window.tokens()[: len(resident)])
 
     def teardown(self) -> None:
         for session in getattr(self, "sessions", ()):
