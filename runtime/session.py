@@ -12,6 +12,7 @@ any. Several sessions may share an engine.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from inspect import GEN_RUNNING, getgeneratorstate
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -134,6 +135,7 @@ class Session:
             raise UsageError("this session is closed; open it again with resume")
         if not text.strip():
             raise UsageError("the message is empty; say what to do")
+        self._require_idle()
         if self._running is not None:
             self._running.close()
         self.transcript.recover()
@@ -148,9 +150,13 @@ class Session:
         self._cancel.set()
 
     def close(self) -> None:
-        """Interrupt a turn that runs, give the sequence back, close the log. Closing twice does nothing."""
+        """Interrupt a turn that runs, give the sequence back, close the log. Closing twice does nothing.
+
+        Raises UsageError, and nothing is closed, while another thread is in the turn, or for a tool that runs in it.
+        """
         if self._closed:
             return
+        self._require_idle()
         self._closed = True
         try:
             if self._running is not None:
@@ -177,6 +183,10 @@ class Session:
     def check_integrity(self) -> None:
         """Assert that log, window and engine agree."""
         self.transcript.check_integrity()
+
+    def _require_idle(self) -> None:
+        if self._running is not None and getgeneratorstate(self._running) == GEN_RUNNING:
+            raise UsageError("a turn of this session is being played: cancel it, and wait for its end")
 
     def _turn(self, text: str, original: bytes | None, choice: ToolChoice) -> Generator[StreamEvent, None, None]:
         artifact = None if original is None else self.store.artifacts.put(original, text=False).sha256

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from chapbook.kernels.errors import LogWriteFailed, WorkspaceError
+from chapbook.kernels.errors import EngineClosed, LogWriteFailed, WorkspaceError
 from chapbook.runtime.events import TurnEndReason
 from chapbook.runtime.log_reading import verify_log
 from chapbook.runtime.projection import OUTCOME_UNKNOWN
@@ -284,3 +284,20 @@ def test_a_store_that_is_deleted_stops_the_turn_and_the_session_can_be_closed(
     with made.open(["a new start"]) as fresh:
         assert list(fresh.send("hello"))[-1].text == "a new start"
         made.check(fresh)
+
+
+def test_a_session_whose_engine_was_closed_first_gives_its_lock_back(rig: Callable[..., Any]) -> None:
+    made = rig()
+    session = made.open([made.call("list"), "never said"])
+    stream = session.send("go")
+    for event in stream:
+        if isinstance(event, ToolFinished):
+            break
+    made.engine.close()
+    with suppress(EngineClosed):
+        session.close()
+    again = rig()
+    with again.open(["back"], resume=session.id) as resumed:
+        assert list(resumed.send("go on"))[-1].text == "back"
+        again.decoded_before += [batch for _, batch in made.decoded]
+        again.check(resumed)

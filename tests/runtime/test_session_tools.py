@@ -257,6 +257,25 @@ def test_a_command_that_kills_its_own_group_or_leaves_a_daemon_behind_is_a_resul
     assert not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
 
 
+def test_a_tool_can_neither_play_a_turn_of_its_own_session_nor_close_it(rig: Callable[..., Any]) -> None:
+    made = rig()
+
+    @tool
+    def again(how: str) -> str:
+        """Reach for the session that runs this."""
+        session.close() if how == "close" else session.send("and now?")
+        return "never"
+
+    replies = [made.call("again", how="close") + made.call("again", how="send"), "done"]
+    with made.open(replies, host={"tools": [*builtin_tools(), again]}) as session:
+        events = list(session.send("go"))
+        results = [event for event in events if isinstance(event, ToolFinished)]
+        assert [result.is_error for result in results] == [True, True]
+        assert all("a turn of this session is being played" in result.content for result in results)
+        assert events[-1].text == "done"
+        made.check(session)
+
+
 # Who may stop a call
 
 
