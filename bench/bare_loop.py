@@ -71,13 +71,14 @@ class BareLoop:
                 f"a smaller n_ctx takes less memory",
                 path=path,
             )
+        self._memory = api.llama_get_memory(self._context)
         self._vocab_size: int = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
         self._token = (api.llama_token * 1)()
         self._one = api.llama_batch_get_one(self._token, 1)
 
     def clear(self) -> None:
         """Forget every token."""
-        self._api.llama_memory_clear(self._api.llama_get_memory(self._context), False)
+        self._api.llama_memory_clear(self._memory, False)
 
     def prefill(self, tokens: TokenIds) -> None:
         """Evaluate a run, shape (n,), after what is there, in batches; its last logits are at hand afterwards."""
@@ -107,6 +108,11 @@ class BareLoop:
     @property
     def vocab_size(self) -> int:
         return self._vocab_size
+
+    @property
+    def held_tokens(self) -> int:
+        """How many tokens were evaluated since it was cleared."""
+        return int(self._api.llama_memory_seq_pos_max(self._memory, 0)) + 1
 
     def close(self) -> None:
         """Free context and model; the loop is not used afterwards."""

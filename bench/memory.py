@@ -24,6 +24,8 @@ from .bare_loop import BareParameters
 from .forced_session import HeldSession
 
 STDERR_SHOWN_BYTES = 2000
+END_S = 20.0
+"""How long a process may take to end by itself."""
 
 
 class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +81,9 @@ def _held(module: str, arguments: list[str]) -> Iterator[tuple[psutil.Process, b
             yield psutil.Process(process.pid), said
         finally:
             process.stdin.close()
+            # It takes its folder away first.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
             process.kill()
 
 

@@ -275,13 +275,13 @@ def run_speed(
 
     with LlamaEngine.open(path, n_ctx=n_ctx, n_threads=n_threads) as engine:
         parameters = BareParameters.of_context(engine.context.pointer)
+        tell("a session of twenty steps")
+        info, cost = engine.info, play(engine)
         with contextlib.closing(BareLoop(path, parameters)) as bare:
             tell(f"the loops, {plan.rounds} rounds")
             race = LoopRace(engine, bare, plan)
             race.run()
-        tell("a session of twenty steps")
-        info, cost = engine.info, play(engine)
-    tell("the same, reuse switched off")
+    tell("a session without reuse, on a tiny model")
     without_reuse = play_without_reuse(n_threads=parameters.n_threads)
     tell("memory, in two processes")
     compared = compare_memory(path, parameters)

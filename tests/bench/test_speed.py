@@ -182,6 +182,34 @@ def test_every_pair_is_one_token_and_every_round_as_many(engine, bare_loop):
     engine.check_integrity()
 
 
+def test_a_reply_that_ends_early_goes_on_with_another_and_its_end_is_no_token(engine, bare_loop):
+    class BriefEngine(WrappedEngine):
+        def generate(self, sequence, **options):
+            return super().generate(sequence, **options | {"max_tokens": 2})
+
+    race = LoopRace(BriefEngine(engine), bare_loop(engine), SHORT)
+    race.run()
+    for figure in race.figures()[:3]:
+        assert figure.pairs == SHORT.rounds * SHORT.reply_tokens
+        # An end takes less than a microsecond: counted as a token it would be a hundred times as fast.
+        assert figure.value < 20
+
+
+def test_both_stand_at_the_same_depth_all_the_time(engine, bare_loop):
+    loop = bare_loop(engine)
+    apart = []
+
+    class WatchedEngine(WrappedEngine):
+        def generate(self, sequence, **options):
+            apart.append(abs(len(self.resident(sequence)) - loop.held_tokens))
+            return super().generate(sequence, **options)
+
+    LoopRace(WatchedEngine(engine), loop, SHORT).run()
+    assert len(apart) >= 3 * SHORT.rounds
+    # One more for each reply that the model ends early: the baseline has evaluated a token beside the last choice.
+    assert max(apart) <= len(apart) - 3 * SHORT.rounds
+
+
 def test_a_window_that_is_too_small_is_refused_with_what_it_takes(tiny, bare_loop):
     with LlamaEngine.open(tiny("llama"), n_ctx=512, n_threads=1) as small, pytest.raises(UsageError, match="--n-ctx"):
         LoopRace(small, bare_loop(small), SpeedPlan()).run()
