@@ -11,7 +11,7 @@ import typer
 
 from ..kernels.errors import UsageError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.callback(help="Measure chapbook on this machine, as ratios within one run.")
