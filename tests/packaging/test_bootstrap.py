@@ -296,6 +296,7 @@ def test_interrupting_ends_the_build_and_all_it_started(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
     while not grandchild.exists():
         time.sleep(0.02)
+    time.sleep(1)  # the build may run before Popen has returned to the script that waits for it
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) != 0
     assert ended(int(grandchild.read_text()))
