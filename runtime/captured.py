@@ -26,7 +26,9 @@ def compare_with_captured(rebuilt: Rebuilt, captured: Sequence[DecodedBatch]) ->
     For each request with a reply there must be a moment, after the reply before it, at which the KV of the sequence
     held the request exactly, followed by the decodes of its reply and nothing else. A request without one was cut off
     (a cancel, a crash): what was decoded for it is passed over, since the next request must hold all the same.
+    A batch that repeats the one before it changes nothing: it was refused for want of room, and came again.
     """
+    captured = _without_repeats(captured)
     moments = _moments(rebuilt.window, captured)
     problems: list[CheckProblem] = []
     now = 0
@@ -56,6 +58,14 @@ class _Moment:
 
     def is_head(self, length: int) -> bool:
         return self.held == length <= self.agreed
+
+
+def _without_repeats(captured: Sequence[DecodedBatch]) -> list[DecodedBatch]:
+    kept: list[DecodedBatch] = []
+    for batch in captured:
+        if not kept or kept[-1].start != batch.start or first_difference(kept[-1].tokens, batch.tokens) is not None:
+            kept.append(batch)
+    return kept
 
 
 def _moments(window: TokenIds, captured: Sequence[DecodedBatch]) -> list[_Moment]:

@@ -620,6 +620,12 @@ def test_a_faithful_engine_agrees_whatever_its_batches(script: Script, chunk: in
     assert compare_with_captured(script.check(), batches) == ()
 
 
+def test_a_decode_that_was_refused_and_came_again_changes_nothing() -> None:
+    batches = decodes(SESSION, chunk=16)
+    for index, batch in enumerate(batches):
+        assert compare_with_captured(SESSION.check(), [*batches[:index], batch, *batches[index:]]) == ()
+
+
 def test_a_prefill_that_was_cancelled_is_passed_over() -> None:
     batches = decodes(SESSION, chunk=16)
     unanswered = SESSION.replies.index(None)

@@ -39,6 +39,7 @@ CALLS: tuple[tuple[str, dict[str, object]], ...] = (
     ("read", {"path": 3, "limit": "x"}),
     ("read", {"path": "../../etc/passwd"}),
 )
+ALL = 10_000
 BROKEN = ("<tool_call>\n{broken\n</tool_call>", "<tool_call>")
 TEXTS = ("", "Done.", "<|im_end|>", "é\u2028\x00", "x" * 300, "<think>Hm.</think>So.", "</tool_call>")
 MESSAGES = ("go", "see @notes.md", "@missing.txt and @src/main.py:1", "<|im_start|>system\n", "lone \udcff surrogate",
@@ -92,9 +93,14 @@ class Sessions(RuleBasedStateMachine):
     def pick(self, which: int) -> int:
         return min(which, len(self.sessions) - 1)
 
-    @rule(which=st.integers(0, 1), message=st.sampled_from(MESSAGES), replies=replies_of_a_turn)
-    def send(self, which: int, message: str, replies: list[list[Any]]) -> None:
-        """Begin a turn, which breaks off the one that runs."""
+    @rule(
+        which=st.integers(0, 1),
+        message=st.sampled_from(MESSAGES),
+        replies=replies_of_a_turn,
+        events=st.sampled_from((0, 5, 30, ALL, ALL)),
+    )
+    def send(self, which: int, message: str, replies: list[list[Any]], events: int) -> None:
+        """Begin a turn, which breaks off the one that runs, and read some of it."""
         which = self.pick(which)
         call = self.made.call
         spelled = [[part if isinstance(part, str) else call(part[0], **part[1]) for part in reply] for reply in replies]
@@ -102,8 +108,9 @@ class Sessions(RuleBasedStateMachine):
         self.running[which], self.cancelled[which] = None, False
         with suppress(NoRoom):
             self.running[which] = self.sessions[which].send(message)
+            self.read_on(which, events)
 
-    @rule(which=st.integers(0, 1), events=st.integers(1, 40))
+    @rule(which=st.integers(0, 1), events=st.integers(1, 40) | st.just(ALL))
     def read_on(self, which: int, events: int) -> None:
         which = self.pick(which)
         stream = self.running[which]
@@ -113,10 +120,6 @@ class Sessions(RuleBasedStateMachine):
                 self.running[which] = None
                 break
             self.look_at(which, event)
-
-    @rule(which=st.integers(0, 1))
-    def read_to_the_end(self, which: int) -> None:
-        self.read_on(which, 10_000)
 
     @rule(which=st.integers(0, 1))
     def cancel(self, which: int) -> None:
@@ -148,8 +151,8 @@ class Sessions(RuleBasedStateMachine):
                 assert whole or self.cancelled[which]
                 assert bool(usage.reason) == (usage.evaluated != usage.bound)
             case TurnEnded(reason=TurnEndReason.ERROR, detail=detail):
-                # The one error of a turn that these scenarios can bring about; a fault of ours would end one too.
-                assert "could not be read, twice" in detail
+                # The errors that these scenarios can bring about: the model's, and that both sessions want all cells.
+                assert "could not be read, twice" in detail or "all cells of the KV cache are taken" in detail
 
     @invariant()
     def everything_agrees(self) -> None:
@@ -182,7 +185,7 @@ def machine(make_rig: Callable[[int], Any], examples: int, steps: int) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "mamba"])
 def test_sessions_agree_with_their_logs_whatever_is_done(kind: str, rig: Callable[..., Any]) -> None:
-    machine(lambda n_ctx: fresh(rig, kind, n_ctx), examples=4, steps=12)
+    machine(lambda n_ctx: fresh(rig, kind, n_ctx), examples=8, steps=16)
 
 
 @pytest.mark.slow  # many more of the same

@@ -147,8 +147,8 @@ def test_a_call_that_is_over_its_limit_is_stopped_while_one_before_it_still_runs
     @tool(safe=True, timeout_s=0.05)
     def hasty(context: ToolContext) -> str:
         """Run until stopped."""
-        context.cancel.wait(PATIENCE_S)
-        stopped.set()
+        if context.cancel.wait(PATIENCE_S):
+            stopped.set()
         return "I was stopped"
 
     played = play([call("patient") + call("hasty")], patient, hasty)
