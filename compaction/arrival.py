@@ -76,4 +76,4 @@ def stub_text(
 
 def _clip(line: str) -> str:
     clean = line.rstrip("\r\n")
-    return clean if len(clean) <= STUB_LINE_CHARS else clean[:STUB_LINE_CHARS] + f"… (+{len(clean) - STUB_LINE_CHARS})"
+    return clean if len(clean) <= STUB_LINE_CHARS else clean[:STUB_LINE_CHARS] + "…"

@@ -132,7 +132,7 @@ def parse_flag(text: str) -> dict[str, object]:
         raise ConfigError(f"expected key=value, found {shown(text)}", source="command line")
     try:
         return {name.strip(): tomllib.loads(f"value = {value}")["value"]}
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return {name.strip(): value.strip()}
 
 
@@ -166,6 +166,8 @@ def _file_settings(file: Path, content: bytes) -> dict[str, Setting]:
         raise ConfigError(_syntax_message(file, content, str(error)), source=str(file)) from None
     except RecursionError:
         raise ConfigError(f"{file}: nested too deeply", source=str(file)) from None
+    except ValueError as error:  # a number of thousands of digits
+        raise ConfigError(f"{file}: {error}", source=str(file)) from None
     found = {
         name: Setting(key=name, value=value, file=file, line=_line_of(name, text)) for name, value in _flatten(document)
     }

@@ -5,7 +5,6 @@ The decision is `compaction.arrival`'s; this module does the effects. The blob i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -158,16 +157,30 @@ class _Edges:
 
 
 def _edges(path: Path) -> _Edges:
-    """Read the first and last lines of a blob and count its lines, without holding it in memory."""
-    lines = 0
+    """Read the first and last lines of a blob and count its lines, without holding it in memory.
+
+    A line ends at a newline and nowhere else, as `read` counts. One that the edge cuts is marked with an ellipsis.
+    """
+    newlines, last = 0, b"\n"
     with path.open("rb") as blob:
         head = blob.read(EDGE_BYTES)
         blob.seek(0)
-        last = b"\n"
         while chunk := blob.read(1 << 20):
-            lines += chunk.count(b"\n")
+            newlines += chunk.count(b"\n")
             last = chunk[-1:]
-        lines += last != b"\n"
-        blob.seek(-min(EDGE_BYTES, blob.tell()), os.SEEK_CUR)
+        size_bytes = blob.tell()
+        blob.seek(max(0, size_bytes - EDGE_BYTES))
         tail = blob.read()
-    return _Edges(head.decode("utf-8", "replace").splitlines(), tail.decode("utf-8", "replace").splitlines(), lines)
+    first = _lines_of(head)
+    if size_bytes > EDGE_BYTES and not head.endswith(b"\n"):
+        first = first[:-1] if len(first) > 1 else [first[0] + "…"]
+    end = _lines_of(tail)
+    if size_bytes > EDGE_BYTES and len(end) > 1:
+        end = end[1:]
+    elif size_bytes > EDGE_BYTES:
+        end = ["…" + end[0]]
+    return _Edges(first, end, newlines + (last != b"\n"))
+
+
+def _lines_of(data: bytes) -> list[str]:
+    return data.decode("utf-8", "replace").removesuffix("\n").split("\n")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from ..compaction.durable_files import write_all, write_new_file
+from .git_patterns import compile_patterns
+
+MOST_BYTES = 1 << 20
+"""A larger .gitignore is left alone."""
 
 
 class IgnoreReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +51,7 @@ def _is_git(path: Path) -> bool:
     try:
         if path.is_dir():
             return (path / "HEAD").exists()
-        return path.is_file() and path.read_bytes()[:7] == b"gitdir:"
+        return path.is_file() and _head(path) == b"gitdir:"
     except OSError:
         return False
 
@@ -56,10 +59,13 @@ def _is_git(path: Path) -> bool:
 def _read(path: Path) -> bytes:
     if path.is_symlink():
         raise ValueError("it is a symlink, which git does not follow")
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+    if not path.exists():
         return b""
+    if not path.is_file():
+        raise ValueError("it is not a regular file")
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
+    data = path.read_bytes()
     if b"\0" in data:
         raise ValueError("it is not text")
     return data
@@ -72,11 +78,7 @@ def _is_settled(data: bytes, name: str) -> bool:
         return True
     if not lines:
         return False
-    import pathspec  # noqa: PLC0415 - heavy, and needed by the first write to a checkout only
-
-    with suppress(ValueError):  # a pattern that git passes over too
-        return pathspec.GitIgnoreSpec.from_lines(lines).match_file(f"{name}/file")
-    return False
+    return compile_patterns(tuple(lines)).match_file(f"{name}/file")
 
 
 def _add_line(path: Path, before: bytes, line: str) -> None:
@@ -99,3 +101,8 @@ def _ignore_from_within(folder: Path, reason: str) -> IgnoreReport:
     except OSError as error:
         return IgnoreReport(note=f"git may pick up {folder}: {reason}; {path}: {error.strerror or error}")
     return IgnoreReport(written=path, note=f"{reason}; wrote {path} instead")
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(7)

@@ -107,7 +107,7 @@ def decode_line(line: bytes, *, number: int, previous_chain: str, path: Path) ->
         raise LogDamaged(f"line {number} of {path} {problem}", path=path, line=number)
     try:
         envelope = _ENVELOPE.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise LogDamaged(f"line {number} of {path} is no event: {error}", path=path, line=number) from error
     event = _event_of(envelope, number, path)
     return DecodedLine(logged=Logged(Seq(envelope.seq), envelope.time, event), chain=chain)
@@ -160,7 +160,7 @@ def _event_of(envelope: _Envelope, number: int, path: Path) -> Event:
         raise _unknown(envelope, number, path, "is not known to this version")
     try:
         event: Event = decoder.decode(envelope.data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _unknown(envelope, number, path, f"has another form than this version knows ({error})") from error
     if isinstance(event, SessionStart) and event.log_format > LOG_FORMAT:
         raise _unknown(

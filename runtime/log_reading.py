@@ -165,6 +165,9 @@ def spans_of(event: Event) -> tuple[Span, ...]:
 @contextmanager
 def _open_files(folder: Path) -> Iterator[_Files]:
     path = folder / LOG_NAME
+    for file in (path, folder / TOKENS_NAME):
+        if file.exists() and not file.is_file():
+            raise LogError(f"{file} is not a regular file: move it away", path=file)
     try:
         with path.open("rb") as log:
             size = log.seek(0, 2)

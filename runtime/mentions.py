@@ -38,6 +38,8 @@ _WITH_LINES = (re.compile(rf"(?P<path>.+):{_LINES}"), re.compile(rf"(?P<path>.+)
 _AFTER_QUOTE = re.compile(f":{_LINES}")
 _CLOSING = ".,;:!?)]}*_~…。，、；：！？）】」』"  # noqa: RUF001 (full-width marks close a Chinese sentence)
 _LONGEST_RUN = 4096
+MOST_TAIL_CHARS = 64
+"""How much text in another script may follow a path without a space and still be told from it."""
 
 
 def find_mentions(text: str, exists: Exists) -> tuple[Mention, ...]:
@@ -94,7 +96,7 @@ def _shorter_and_shorter(run: str) -> Iterator[str]:
     while end and run[end - 1] in _CLOSING:
         end -= 1
         yield run[:end]
-    for cut in range(end - 1, 0, -1):
+    for cut in range(end - 1, max(0, end - MOST_TAIL_CHARS), -1):
         if not run[cut].isascii() and run[cut - 1].isascii():
             yield run[:cut].rstrip(_CLOSING)
 

@@ -217,7 +217,7 @@ class SessionLog:
             end = self._end
             try:
                 encoded = encode_line(event, seq=end.seq, time=self._clock(), previous_chain=end.chain)
-            except ValueError as error:
+            except (TypeError, ValueError) as error:
                 raise self._refusal(f"not appended to {self._log.path}: {error}") from error
             self._write(self._log, encoded.line, at_bytes=end.size_bytes)
             if durable:

@@ -133,7 +133,12 @@ def assemble(
     host: SessionHost,
 ) -> Assembled:
     """Open or resume a session. What it raises is said by `Session.open`; nothing stays locked behind an error."""
-    store = Store.in_workspace(workspace) if store_folder is None else Store(store_folder, workspace=workspace)
+    # Absolute from here on: the host, or a tool, may change the process's working folder.
+    workspace = workspace.absolute()
+    if store_folder is None:
+        store = Store.in_workspace(workspace)
+    else:
+        store = Store(store_folder.absolute(), workspace=workspace)
     world = _World(
         engine=engine,
         store=store,

@@ -25,6 +25,9 @@ from .session_log import OpenedLog, SessionLog
 
 STORE_NAME = ".chapbook"
 LATEST = "latest"
+MOST_START_BYTES = 1 << 20
+"""A first line that is longer is not that of a session."""
+
 FIRST_LINE_CHARS = 120
 MOST_CHOICES = 10
 
@@ -80,7 +83,7 @@ class Store:
     def in_workspace(cls, workspace: Path, *, name: str = STORE_NAME) -> Store:
         """Return the store of a workspace; `name` may be any path, from the workspace if it is relative.
 
-        Raises WorkspaceError where the workspace is not a folder that can be read.
+        Raises WorkspaceError where the workspace is not a folder that can be read, or its own store is a link.
         """
         _require_folder(workspace)
         if not os.access(workspace, os.R_OK | os.X_OK):
@@ -88,7 +91,14 @@ class Store:
                 f"the workspace {workspace} cannot be read by this user: change its permissions, or name another",
                 path=workspace,
             )
-        return cls(workspace / name, workspace=workspace)
+        folder = workspace / name
+        if name == STORE_NAME and folder.is_symlink():
+            raise WorkspaceError(
+                f"{folder} is a symbolic link to {folder.readlink()}. A checkout can bring one, and the logs would "
+                "be written there: remove it, or name the folder with `store` in your own configuration",
+                path=workspace,
+            )
+        return cls(folder, workspace=workspace)
 
     @property
     def artifacts(self) -> ArtifactStore:
@@ -219,9 +229,11 @@ def _summarise(session: SessionId, scan: LogScan, *, locked: bool, holder: str) 
 def _fingerprint_of(folder: Path) -> str:
     """Return the fingerprint that a session's first line names; empty where it cannot be read."""
     path = folder / LOG_NAME
+    if not path.is_file():  # a FIFO would wait for ever
+        return ""
     try:
         with path.open("rb") as log:
-            first = decode_line(log.readline(), number=1, previous_chain=FIRST_CHAIN, path=path)
+            first = decode_line(log.readline(MOST_START_BYTES), number=1, previous_chain=FIRST_CHAIN, path=path)
     except (OSError, LogError):
         return ""
     event = first.logged.event

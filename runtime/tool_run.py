@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import format_exception_only
@@ -88,9 +89,8 @@ class _Body:
 
     def _run(self, tool: Tool, context: ToolContext) -> None:
         try:
-            output: object = tool.body(context, self.call.arguments)
-            if not isinstance(output, ToolOutput):
-                output = _failed(f"{tool.name} returned {type(output).__name__}; a body returns a ToolOutput")
+            # A copy: the call that was logged is what counts, whatever the body does to its arguments.
+            output = _well_formed(tool.name, tool.body(context, deepcopy(self.call.arguments)))
         except ChapbookError as error:
             output = _failed(str(error))
         except BaseException as error:  # whatever a tool raises is its result, even SystemExit
@@ -98,6 +98,16 @@ class _Body:
         self._ended_s = self._clock()
         self._output = output
         self._done.set()
+
+
+def _well_formed(name: str, output: object) -> ToolOutput:
+    """Return what a body returned, in plain types; a failure where it is no output."""
+    if not isinstance(output, ToolOutput):
+        return _failed(f"{name} returned {type(output).__name__}; a body returns a ToolOutput")
+    if not (isinstance(output.content, str) and isinstance(output.file, Path | None)):
+        return _failed(f"{name} returned a ToolOutput whose content is no text, or whose file is no path")
+    # str() makes a plain text of one of a subclass, such as numpy's.
+    return ToolOutput(content=str(output.content), file=output.file, is_error=bool(output.is_error))
 
 
 def _wait_for(bodies: Sequence[_Body], *, turn: Cancel) -> None:

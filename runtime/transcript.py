@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from ..kernels.errors import LogWriteFailed
 from ..kernels.tokens import NO_TOKENS, TokenIds
 from .calls import CallId, LoggedCall, Piece
 from .composition import Composer, Place, place_after, source_of
@@ -51,6 +52,8 @@ class Transcript:
         self._state = SessionState()
         self._evaluated: TokenIds = NO_TOKENS
         self._calls_made = 0
+        # Set while a write is under way: an interrupt (Ctrl-C in the host's thread) can leave one half done.
+        self._unsettled = False
 
     @property
     def window(self) -> Window:
@@ -191,13 +194,26 @@ class Transcript:
         self._commit(StepEnd(turn=self.turn, step=step, usage=usage))
 
     def _commit(self, event: Event, *, segments: tuple[Segment, ...] | None = None, durable: bool = False) -> None:
+        if self._unsettled:
+            raise LogWriteFailed(
+                "this session was interrupted in the middle of a write, so that its log and its window may differ: "
+                "close it and resume it",
+                path=self._log.folder,
+                errno=None,
+            )
         made = self._composer.compose(self._place, event) if segments is None else segments
         made = tuple(segment for segment in made if len(segment.tokens))
-        spans = tuple(self._log.append_tokens(segment.kind, segment.tokens) for segment in made)
-        cited = msgspec.structs.replace(event, spans=spans) if spans else event
-        logged = self._log.append(cited, durable=durable)
+        self._unsettled = True
+        try:
+            spans = tuple(self._log.append_tokens(segment.kind, segment.tokens) for segment in made)
+            cited = msgspec.structs.replace(event, spans=spans) if spans else event
+            logged = self._log.append(cited, durable=durable)
+        except LogWriteFailed:
+            self._unsettled = False  # the log has taken all of it back
+            raise
         self._window = self._window.append(made)
         self._take_in(logged)
+        self._unsettled = False
 
     def _take_in(self, logged: Logged) -> None:
         self._place = place_after(self._place, logged.event)

@@ -232,10 +232,13 @@ class Turn:
         # All of them are in the log before the host hears of one: it may stop reading at any event.
         for one, entering in zip(outcomes, results, strict=True):
             transcript.result(one.call, entering, seconds=one.seconds)
+        notices = [_hook_notice(entering.content) for entering in admitted[len(offered) :]]
+        for notice in notices:
+            transcript.notice(notice)
         for one, entering in zip(outcomes, results, strict=True):
             yield _finished(one, entering)
-        for entering in admitted[len(offered) :]:
-            yield from self._notice(_hook_notice(entering.content))
+        for notice in notices:
+            yield NoticeGiven(producer=notice.producer, text=notice.text)
         for problem in (problem for one in outcomes for problem in one.hook_problems):
             yield NoticeGiven(producer="hook", text=problem, to_model=False)
 

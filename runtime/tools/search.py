@@ -154,7 +154,7 @@ def _glob_filter(glob: str | None) -> Callable[[str], bool]:
     patterns = _alternatives(glob.removeprefix("!"))
     try:
         rules = pathspec.GitIgnoreSpec.from_lines(patterns)
-    except ValueError as problem:
+    except Exception as problem:  # pathspec's, or that of RE2 or re, which share no class
         raise ToolError(f"the glob {glob!r} cannot be used: {problem}") from problem
     return lambda path: rules.match_file(path) is not excludes
 

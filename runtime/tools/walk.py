@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ...kernels.errors import ChapbookError
+from ..git_patterns import compile_patterns
 from .containment import is_git_folder, is_offerable
 from .workspace import ResolvedPath, Workspace
 
@@ -54,9 +55,7 @@ class IgnoreRules:
         lines = [line for name in names for line in _read_lines(workspace, name)]
         if not lines:
             return self
-        import pathspec  # noqa: PLC0415 (heavy, and needed only where a .gitignore is)
-
-        level = ("" if in_root else f"{folder}/", pathspec.GitIgnoreSpec.from_lines(lines))
+        level = ("" if in_root else f"{folder}/", compile_patterns(tuple(lines)))
         return IgnoreRules((*self._levels, level))
 
 
