@@ -53,6 +53,13 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
+def is_undecided(figure: Figure) -> bool:
+    """Say whether the target lies between the bounds, so that chance may have met or missed it."""
+    if figure.target is None or figure.low is None or figure.high is None:
+        return False
+    return figure.low < figure.target.limit <= figure.high
+
+
 def judged(figure: Figure, target: Target) -> Figure:
     """Return the figure with its target and whether that is met."""
     return msgspec.structs.replace(figure, target=target, met=target.is_met(figure.value))

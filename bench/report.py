@@ -13,7 +13,7 @@ import msgspec
 from ..runtime.doctor import examine_machine
 from ..runtime.engine import EngineInfo
 from .bare_loop import BareParameters
-from .paired import Figure
+from .paired import Figure, is_undecided
 
 NAME_WIDTH = 30
 
@@ -132,6 +132,8 @@ def _line(figure: Figure) -> str:
             f"95 % of the median: {_number(figure.low)} to {_number(figure.high)}, {figure.pairs:,} pairs, "
             f"of totals {_number(figure.of_totals)}"
         )
+    if is_undecided(figure):
+        parts.append("(undecided: more --rounds or a quieter machine would tell)")
     if figure.note:
         parts.append(figure.note)
     return "  ".join(parts).rstrip()

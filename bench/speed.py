@@ -49,14 +49,14 @@ class SpeedPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How much is measured. In each round the prompt is evaluated at once, then `additions` are, each of
     `addition_tokens`, then `reply_tokens` are generated in each way.
 
-    The prompt is longer than a batch of 512, so that it is evaluated in two; an addition is what a step of a session
-    evaluates.
+    The prompt is longer than a batch of 512, so that it is evaluated in two. It takes seconds, in which a busy machine
+    does much; an addition is short, so that its ratio is sure, and about the least that a step of a session evaluates.
     """
 
     rounds: int = 12
     prompt_tokens: int = 640
-    additions: int = 4
-    addition_tokens: int = 64
+    additions: int = 16
+    addition_tokens: int = 16
     reply_tokens: int = 32
 
     @property

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chapbook.bench.paired import CONFIDENCE, Figure, PairedTimes, Target, judged, ranks_outside, time_pair
+from chapbook.bench.paired import (
+    CONFIDENCE,
+    Figure,
+    PairedTimes,
+    Target,
+    is_undecided,
+    judged,
+    ranks_outside,
+    time_pair,
+)
 
 seconds = st.floats(1e-6, 1e3)
 
@@ -57,6 +66,15 @@ def test_no_pairs_are_no_number_and_meet_no_target():
 def test_a_figure_is_judged_by_its_target(relation, value, met):
     limit = {">=": 0.97, "<=": 60.0, ">": 5.0}[relation]
     assert judged(Figure(name="x", value=value), Target(relation, limit)).met is met
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "undecided"), [(0.9, 1.0, True), (0.98, 1.0, False), (0.9, 0.979, False), (None, None, False)]
+)
+def test_a_target_between_the_bounds_is_undecided(low, high, undecided):
+    figure = Figure(name="x", value=0.95, low=low, high=high)
+    assert is_undecided(judged(figure, Target(">=", 0.98))) is undecided
+    assert not is_undecided(figure)
 
 
 @settings(max_examples=40)

@@ -29,7 +29,7 @@ from chapbook.runtime.events import BreakReport, StepUsage
 from chapbook.runtime.llama import LlamaEngine
 from chapbook.runtime.wrapped import WrappedEngine
 
-SHORT = SpeedPlan(rounds=3, prompt_tokens=80, reply_tokens=4)
+SHORT = SpeedPlan(rounds=3, prompt_tokens=80, additions=4, reply_tokens=4)
 SLEEP_S = 0.05
 """Longer by far than a token of a tiny model, on a busy machine too."""
 
@@ -38,7 +38,7 @@ FIGURES = [
     "decode, default sampling",
     "decode, tools offered",
     "prefill, 640 tokens",
-    "prefill, 64 more",
+    "prefill, 16 more",
     "start of a reply",
     "evaluated / bound",
     "undeclared prefix breaks",
