@@ -8,10 +8,13 @@ from pathlib import Path
 
 from ..kernels.prefix import common_prefix_length
 from ..kernels.tokens import NO_TOKENS, TOKEN_BYTES, TokenIds, concat_tokens, decode_tokens
-from .engine import SyncReport
+from .engine import SyncReport, SyncSource
 
 READ_TOKENS = 4096
 """How much of another session is read at a time: most part ways with this one at their first message."""
+
+COLD_START = "cold start"
+"""Nothing was resident: a new process, or a sequence that is used for the first time."""
 
 NOT_RESIDENT = "what earlier requests asked for is not resident: cut off, from another process, or dropped since"
 
@@ -105,4 +108,6 @@ def explain_difference(report: SyncReport, bound: int) -> str:
         return f"cancelled after {report.evaluated} of at least {bound} tokens"
     if more < 0:
         return f"{-more} fewer than the bound: the engine held more than the log knows of"
+    if not report.reason and report.source is SyncSource.NOTHING:
+        return COLD_START
     return f"{more} more than the bound: {report.reason or NOT_RESIDENT}"

@@ -268,7 +268,7 @@ def _unknown(setting: Setting) -> ConfigError:
     leaf = setting.key.rpartition(".")[2]
     elsewhere = [name for name in known_keys() if name.rpartition(".")[2] == leaf]
     near = elsewhere[0] if elsewhere else _closest(setting.key, [*known_keys(), *known_sections()])
-    hint = f"did you mean `{near}`?" if near else "`chapbook config` lists them all"
+    hint = f"did you mean `{near}`?" if near else "`chapbook config --no-workspace-config` lists them"
     return _refusal(setting, f"there is no such key; {hint}", nearest=near)
 
 

@@ -39,7 +39,8 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 def this_process(*, now: float) -> Holder:
     """Return the running process as a holder."""
-    command = shlex.join(sys.argv)[:COMMAND_CHARS]
+    # Arguments that are no UTF-8 come with surrogates, which JSON cannot hold.
+    command = shlex.join(sys.argv)[:COMMAND_CHARS].encode("utf-8", "replace").decode()
     return Holder(pid=os.getpid(), host=socket.gethostname(), since=now, command=command)
 
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from ..kernels.errors import NoRoom, UsageError
-from .calls import CallableTool, ToolChoice
+from .calls import CallableTool, ChoiceKind, ToolChoice
 from .cancel import Cancel
 from .engine import Engine, SequenceId
 from .events import PrefixSection, SessionId, UserMessage
@@ -49,8 +49,8 @@ class Session:
         cls,
         engine: Engine,
         *,
-        workspace: Path,
-        store: Path | None = None,
+        workspace: str | Path,
+        store: str | Path | None = None,
         resume: str | None = None,
         settings: SessionSettings | None = None,
         host: SessionHost | None = None,
@@ -63,8 +63,8 @@ class Session:
         """
         assembled = assemble(
             engine,
-            workspace=workspace,
-            store_folder=store,
+            workspace=Path(workspace),
+            store_folder=None if store is None else Path(store),
             resume=resume,
             settings=settings or SessionSettings(),
             host=host or SessionHost(),
@@ -129,12 +129,14 @@ class Session:
         """Run one turn on a person's message and yield what happens; the last event is `TurnEnded`.
 
         ``@path`` in the text attaches that file. Raises, before anything is written, UsageError for an empty message
-        and NoRoom for one that does not fit; later only LogError, where the log cannot be written.
+        or a choice that cannot be, and NoRoom for a message that does not fit; later only LogError, where the log
+        cannot be written.
         """
         if self._closed:
             raise UsageError("this session is closed; open it again with resume")
         if not text.strip():
             raise UsageError("the message is empty; say what to do")
+        self._require_choice(choice)
         self._require_idle()
         if self._running is not None:
             self._running.close()
@@ -183,6 +185,13 @@ class Session:
     def check_integrity(self) -> None:
         """Assert that log, window and engine agree."""
         self.transcript.check_integrity()
+
+    def _require_choice(self, choice: ToolChoice | None) -> None:
+        if choice is not None and not isinstance(choice, ToolChoice):
+            raise UsageError(f"choice is a ToolChoice, such as ToolChoice(ChoiceKind.NAMED, 'read'), not {choice!r}")
+        names = self._assembled.parts.runner.catalogue.names
+        if choice is not None and choice.kind is ChoiceKind.NAMED and choice.name not in names:
+            raise UsageError(f"there is no tool {choice.name!r} to choose; there are {', '.join(names)}")
 
     def _require_idle(self) -> None:
         if self._running is not None and getgeneratorstate(self._running) == GEN_RUNNING:

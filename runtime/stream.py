@@ -80,7 +80,8 @@ class StepEnded(msgspec.Struct, frozen=True, kw_only=True, tag="step/end"):
 
 
 class TurnEnded(msgspec.Struct, frozen=True, kw_only=True, tag="turn/end"):
-    """`text` is what the agent said last; `detail` says why a turn that was not completed ended."""
+    """`text` is what the agent said last; `detail` says why a turn that was not completed ended, or what the
+    last reply of one that was falls short of."""
 
     turn: int
     reason: TurnEndReason

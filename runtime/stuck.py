@@ -43,6 +43,30 @@ class StuckVerdict(msgspec.Struct, frozen=True, kw_only=True):
     hint: str
 
 
+REPEATED_TAIL_CHARS = 2000
+LEAST_REPEATED_CHARS = 240
+TIMES_REPEATED = 4
+
+
+def repeats_itself(reply: str) -> bool:
+    """Whether a reply has come to say one thing over and over: its end is the same text, but for numbers, four times.
+
+    The period of the end is found by the prefix function of Knuth, Morris and Pratt on the reversed text.
+    """
+    end = "".join(character for character in reply[-REPEATED_TAIL_CHARS:] if not character.isdigit())[::-1]
+    # borders[i]: the length of the longest proper prefix of end[0, i] that is its suffix too.
+    borders = [0] * len(end)
+    for at in range(1, len(end)):
+        length = borders[at - 1]
+        while length and end[at] != end[length]:
+            length = borders[length - 1]
+        borders[at] = length + (end[at] == end[length])
+        period = at + 1 - borders[at]
+        if at + 1 >= LEAST_REPEATED_CHARS and at + 1 >= TIMES_REPEATED * period:
+            return True
+    return False
+
+
 class StuckDetector:
     """Watches the calls of one turn, step by step.
 

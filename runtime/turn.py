@@ -32,7 +32,7 @@ from .stream import (
     TurnEnded,
     TurnStarted,
 )
-from .stuck import StepCall, StuckDetector
+from .stuck import StepCall, StuckDetector, repeats_itself
 from .tool_run import CallOutcome, CallRunner
 from .tools.spec import ToolOutput
 from .transcript import Transcript
@@ -42,6 +42,11 @@ LABEL = "[chapbook]"
 
 UNREADABLE_CALL = "unreadable_call"
 """The name under which the result of a call that could not be read is logged."""
+
+
+_CUT = "the last reply was cut at its token limit"
+_REPEATS = "the last reply was cut at its token limit and not continued, since it repeats itself"
+_SILENT = "the model said nothing"
 
 
 class _TurnOver(Exception):
@@ -86,6 +91,7 @@ class Turn:
     _rounds: int = 0
     _steps: int = 0
     _last_text: str = ""
+    _shortfall: str = ""
     _unreadable_seen: set[str] = field(default_factory=set)
     _seen: list[StepCall] = field(default_factory=list)
     _hinted: set[str] = field(default_factory=set)
@@ -103,7 +109,7 @@ class Turn:
             transcript.user(message)
             yield from self._attach()
             yield from self._work()
-            end = _TurnOver(TurnEndReason.COMPLETED)
+            end = _TurnOver(TurnEndReason.COMPLETED, self._shortfall or ("" if self._last_text else _SILENT))
         except _TurnOver as over:
             end = over
         except NoRoom as error:
@@ -161,6 +167,9 @@ class Turn:
                 raise _TurnOver(TurnEndReason.INTERRUPTED, "cancelled during the prefill")
             so_far = concat_tokens((so_far, answer.report.tokens))
             goes_on = was_cut(answer) and continuation < self.parts.limits.continuations
+            self._shortfall = _CUT if was_cut(answer) else ""
+            if goes_on and repeats_itself(self._text_of(so_far)):
+                goes_on, self._shortfall = False, _REPEATS
             reply = self._record(answer.report, so_far=so_far, usage=answer.usage, whole=not goes_on)
             if answer.report.finish is FinishReason.CANCELLED:
                 yield from self._end_step(answer.usage)
@@ -175,7 +184,7 @@ class Turn:
 
     def _record(self, report: GenerationReport, *, so_far: TokenIds, usage: StepUsage, whole: bool) -> _Reply:
         """Write a reply to the log. Calls count only in a whole one."""
-        text = self.parts.engine.detokenize(so_far).decode("utf-8", "replace")
+        text = self._text_of(so_far)
         parsed = self.parts.dialect.parse(text, reasoning=self.parts.transcript.composer.chat_format.reasoning)
         calls: tuple[LoggedCall, ...] = ()
         if whole and report.finish is not FinishReason.CANCELLED:
@@ -191,6 +200,9 @@ class Turn:
         """Record a reply that was broken off: what was evaluated stays, as after a cancel."""
         self._record(report, so_far=concat_tokens((so_far, report.tokens)), usage=usage, whole=False)
         self.parts.transcript.end_step(step=self._steps, usage=usage)
+
+    def _text_of(self, tokens: TokenIds) -> str:
+        return self.parts.engine.detokenize(tokens).decode("utf-8", "replace")
 
     def _run_calls(
         self,

@@ -47,11 +47,15 @@ def chat_loop(talk: Talk, *, choice: ToolChoice, no_color: bool) -> int:
             return 0
         if not text.strip():
             continue
-        if text.startswith("/") and text.split()[0] in COMMANDS:
-            if text.split()[0] == "/quit":
+        first = text.split()[0]
+        if first in COMMANDS:
+            if first == "/quit":
                 note(f"to go on: chapbook resume {talk.session.id}")
                 return 0
-            _command(text.split()[0], talk)
+            _command(first, talk)
+            continue
+        if first == text.strip() and first.startswith("/") and first[1:].isalpha():
+            note(f"there is no command {first}; /help lists them")
             continue
         try:
             talk.driver.turn(talk.session, text, choice=choice)

@@ -178,6 +178,8 @@ class HumanView:
         if event.reason is not TurnEndReason.COMPLETED:
             detail = f": {visible_line(event.detail)}" if event.detail else ""
             self._line(f"turn ended, {event.reason}{detail}", BAD)
+        elif event.detail:
+            self._line(event.detail, BAD)
         self._end_line()
 
     def _flow(self, stream: TextIO, text: str) -> None:

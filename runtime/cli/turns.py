@@ -150,6 +150,8 @@ def _model_of(start: SessionStart, place: Place) -> Path:
 
 def _task_text(task: str) -> str:
     if task != "-":
+        if not task.strip():
+            raise UsageError("the task is empty; say what to do")
         return task
     text = sys.stdin.buffer.read(MOST_TASK_CHARACTERS + 1)
     if len(text) > MOST_TASK_CHARACTERS:

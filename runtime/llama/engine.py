@@ -82,7 +82,7 @@ class LlamaEngine:
     @classmethod
     def open(
         cls,
-        path: Path,
+        path: str | Path,
         *,
         n_ctx: int | None = None,
         n_gpu_layers: int | None = None,
@@ -101,6 +101,7 @@ class LlamaEngine:
         Raises ModelFileError where it is no whole GGUF, ModelLoadError where llama.cpp refuses it, UsageError for an
         option out of its range.
         """
+        path = Path(path)
         cache_types = type_k or "f16", type_v or "f16"
         batch, ubatch = n_batch or DEFAULT_BATCH_TOKENS, n_ubatch or min(n_batch or DEFAULT_BATCH_TOKENS, 512)
         _check_options(n_ctx=n_ctx, n_batch=batch, n_ubatch=ubatch, n_sequences=n_sequences, cache_types=cache_types)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -150,8 +151,10 @@ def report(evaluated: int, *, reason: str = "", cancelled: bool = False) -> Sync
 def test_a_difference_is_explained_and_none_is_not() -> None:
     assert explain_difference(report(7, reason="any"), 7) == ""
     assert explain_difference(report(9, reason="the window slid"), 7) == "2 more than the bound: the window slid"
+    assert explain_difference(report(9), 0) == "cold start"
+    warm = msgspec.structs.replace(report(9), source=SyncSource.RESIDENT)
     more = "9 more than the bound: what earlier requests asked for is not resident"
-    assert explain_difference(report(9), 0).startswith(more)
+    assert explain_difference(warm, 0).startswith(more)
     assert explain_difference(report(3, cancelled=True), 7) == "cancelled after 3 of at least 7 tokens"
     assert explain_difference(report(3), 7).startswith("4 fewer than the bound")
 

@@ -248,7 +248,7 @@ def test_trusting_a_file_that_is_not_there_or_is_wrong_is_refused(place: Place) 
         ("n_ctx = 1", "chapbook.toml:1: n_ctx: there is no such key; did you mean `engine.n_ctx`?"),
         ("[turn]\n\nroundz = 3", "chapbook.toml:3: turn.roundz: there is no such key; did you mean `turn.rounds`?"),
         ("[engin]\nx = 1", "chapbook.toml:1: engin: there is no such key; did you mean `engine`?"),
-        ("qqqq = 1", "chapbook.toml:1: qqqq: there is no such key; `chapbook config` lists them all"),
+        ("qqqq = 1", "chapbook.toml:1: qqqq: there is no such key; `chapbook config --no-workspace-config` lists them"),
         ("engine = 5", "chapbook.toml:1: engine: expected a table, [engine], found 5"),
         ("turn.rounds = 65", "chapbook.toml:1: turn.rounds: expected a whole number from 1 to 64, found 65"),
         ("turn.rounds = '8'", 'chapbook.toml:1: turn.rounds: expected a whole number from 1 to 64, found "8"'),

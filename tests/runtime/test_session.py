@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from chapbook.kernels.errors import ContextTooSmall, LogLocked, ModelError, NoRoom, ToolError, UsageError
+from chapbook.runtime.calls import ChoiceKind, ToolChoice
 from chapbook.runtime.events import StepUsage, TurnEndReason
 from chapbook.runtime.log_reading import read_log
 from chapbook.runtime.session import Session
@@ -383,3 +384,24 @@ def test_hostile_text_never_becomes_structure_by_any_way_in(rig: Callable[..., A
                     for span in spans:
                         assert control.isdisjoint(contents.span(span).tolist()), logged.event
             made.check(session)
+
+
+def test_a_cut_reply_says_so_and_one_that_repeats_itself_is_not_continued(rig):
+    made = rig()
+    line = "The same sentence stands here again and again and again. "
+    size = len(made.engine.tokenize(line * 6, parse_special=True))
+    with made.open([line * 6, line * 6, "abc", "d"], settings=SessionSettings(max_reply_tokens=size)) as session:
+        end = list(session.send("go"))[-1]
+        assert end.reason is TurnEndReason.COMPLETED
+        assert "repeats itself" in end.detail
+        made.check(session)
+
+
+@pytest.mark.parametrize("choice", ["read", ToolChoice(ChoiceKind.NAMED, "raed")])
+def test_a_choice_that_cannot_be_is_refused_before_anything_is_written(rig, choice):
+    made = rig()
+    with made.open(["never"]) as session:
+        before = session.transcript.window.token_count
+        with pytest.raises(UsageError, match=r"ToolChoice|no tool 'raed'"):
+            session.send("go", choice=choice)
+        assert session.transcript.window.token_count == before

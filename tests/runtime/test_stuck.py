@@ -3,10 +3,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chapbook.runtime.stuck import StepCall, StuckDetector, StuckKind, StuckVerdict
+from chapbook.runtime.stuck import StepCall, StuckDetector, StuckKind, StuckVerdict, repeats_itself
 
 WINDOW = 24
 
@@ -145,3 +146,28 @@ def test_a_verdict_is_a_value() -> None:
     found: list[StuckVerdict | None] = [detector.observe([call()] * 3) for detector in (first, second)]
     assert found[0] == found[1]
     assert found[0] is not None
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "\n".join(f"{n}. A chapbook is a small, cheap booklet made to be carried." for n in range(1, 12)),
+        "no " * 200,
+        "It begins well. " + "Then it says this again and again, the same sentence. " * 9,
+    ],
+)
+def test_a_reply_that_says_one_thing_over_and_over_is_recognised(reply: str) -> None:
+    assert repeats_itself(reply)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "",
+        "yes yes yes yes yes",
+        "\n".join(f"- item {chr(97 + n)}{chr(98 + n)} is about {'xyzw'[n % 4] * (n + 3)}" for n in range(20)),
+        "def f(x):\n    return x\n" * 3 + "and that is all of it, with a long ending that is like nothing before " * 2,
+    ],
+)
+def test_a_reply_that_goes_on_is_not_taken_for_one_that_repeats(reply: str) -> None:
+    assert not repeats_itself(reply)
