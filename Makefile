@@ -3,17 +3,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-# The demo: a 135M model reads a file of this repository and answers from it, the same on every run. What keeps so small
-# a model on the point: a call of read first, the beginning of the file alone, a short reply. Another: make run TASK='...'
+# The demo: two questions to a 135M model, each with lines of a file of this repository; the same on every run. What
+# keeps so small a model on the point: few lines, no tools to call, short replies. Others: make run TASK='...'
 MODEL ?= smollm2
-TASK ?= Read README.md. What is a chapbook? Answer in one sentence.
-RUN_FLAGS ?= --tool-choice read --temperature 0 --max-reply-tokens 96 --set sampling.repeat_penalty=1.1 \
-	--set turn.continuations=0 --set arrival_tokens=300
+TASK ?= In one sentence, what is a chapbook? @README.md:3-4
+NEXT ?= Who is it for? @README.md:8-9
+RUN_FLAGS ?= --tool-choice none --temperature 0 --max-reply-tokens 80 --set sampling.repeat_penalty=1.05 \
+	--set turn.continuations=0
 
 .PHONY: help run test test-slow lint bench clean
 
 help:
-	@echo "make run     set up, then ask SmolLM2 a question about README.md"
+	@echo "make run     set up, then ask SmolLM2 two questions about README.md"
 	@echo "make test    set up, then run the tests"
 	@echo "make test-slow   the tests that take long: a real model, many processes, many more examples"
 	@echo "make lint    set up, then ruff, mypy and import-linter"
@@ -22,7 +23,7 @@ help:
 
 run:
 	@$(PYTHON) .ci/bootstrap.py llama
-	$(BIN)/chapbook run --model '$(MODEL)' $(RUN_FLAGS) '$(TASK)'
+	printf '%s\n' '$(TASK)' '$(NEXT)' | $(BIN)/chapbook chat --model '$(MODEL)' $(RUN_FLAGS)
 
 test:
 	@$(PYTHON) .ci/bootstrap.py llama test

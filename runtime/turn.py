@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 
+import msgspec
+
 from ..compaction.budget import Budgets
 from ..kernels.errors import ChapbookError, LogError, NoRoom
 from ..kernels.tokens import NO_TOKENS, TokenIds, concat_tokens
@@ -186,6 +188,9 @@ class Turn:
         """Write a reply to the log. Calls count only in a whole one."""
         text = self._text_of(so_far)
         parsed = self.parts.dialect.parse(text, reasoning=self.parts.transcript.composer.chat_format.reasoning)
+        if self.choice.kind is ChoiceKind.NONE:
+            # Without a grammar a model can still write a call; it was told to answer, and nothing runs.
+            parsed = msgspec.structs.replace(parsed, calls=(), problems=())
         calls: tuple[LoggedCall, ...] = ()
         if whole and report.finish is not FinishReason.CANCELLED:
             calls = tuple(

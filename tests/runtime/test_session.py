@@ -405,3 +405,12 @@ def test_a_choice_that_cannot_be_is_refused_before_anything_is_written(rig, choi
         with pytest.raises(UsageError, match=r"ToolChoice|no tool 'raed'"):
             session.send("go", choice=choice)
         assert session.transcript.window.token_count == before
+
+
+def test_a_call_where_none_may_be_made_is_not_run(rig):
+    made = rig()
+    with made.open([made.call("list")]) as session:
+        events = list(session.send("go", choice=ToolChoice(ChoiceKind.NONE)))
+        assert not any(isinstance(event, ToolFinished) for event in events)
+        assert events[-1].reason is TurnEndReason.COMPLETED
+        made.check(session)

@@ -72,7 +72,7 @@ class Sessions(RuleBasedStateMachine):
     def start(self, n_ctx: int) -> None:
         self.made = self.make_rig(n_ctx)
         self.replies: list[list[str]] = [[], []]
-        self.running: list[Iterator[Any] | None] = [None, None]
+        self.running: list[Any] = [None, None]
         self.sessions: list[Session] = []
         self.cancelled = [False, False]
         self.open_one()
@@ -120,6 +120,15 @@ class Sessions(RuleBasedStateMachine):
                 self.running[which] = None
                 break
             self.look_at(which, event)
+
+    @rule(which=st.integers(0, 1), events=st.integers(1, 30))
+    def stop_reading(self, which: int, events: int) -> None:
+        which = self.pick(which)
+        self.read_on(which, events)
+        if (stream := self.running[which]) is not None:
+            stream.close()
+            assert self.sessions[which].transcript.state.at_rest
+            self.running[which] = None
 
     @rule(which=st.integers(0, 1))
     def cancel(self, which: int) -> None:
