@@ -26,8 +26,7 @@
     └── ToolError                         becomes an error result, never ends a session
         ├── ContainmentError              a path that a rule refuses
         ├── ToolDenied                    policy, hook, or nobody to ask
-        ├── ToolArgumentsError            arguments that do not fit the schema
-        └── ToolTimeout                   ran longer than its limit
+        └── ToolArgumentsError            arguments that do not fit the schema
 
 A message says what was wrong, what the limit is and what to do. Numbers are attributes.
 """
@@ -233,11 +232,3 @@ class ToolArgumentsError(ToolError):
     def __init__(self, message: str, *, problems: tuple[str, ...]) -> None:
         super().__init__(message)
         self.problems = problems
-
-
-class ToolTimeout(ToolError):
-    """A call that ran longer than `limit_s`."""
-
-    def __init__(self, message: str, *, limit_s: float) -> None:
-        super().__init__(message)
-        self.limit_s = limit_s
