@@ -104,18 +104,40 @@ class FinishReason(enum.StrEnum):
 
 
 class SyncSource(enum.StrEnum):
-    """Where the cached tokens came from."""
+    """Where the cached tokens came from.
+
+    RESIDENT: the sequence held them. REWIND: it held more, and dropped a tail. PARTIAL: it went back to a partial
+    snapshot. FORK: another sequence held them. The snapshots are whole states from memory and from disk.
+    """
 
     RESIDENT = "resident"
     REWIND = "rewind"
-    SNAPSHOT = "snapshot"
+    PARTIAL = "partial snapshot"
+    FORK = "fork"
+    MEMORY = "memory snapshot"
+    DISK = "disk snapshot"
     NOTHING = "nothing"
+
+
+class SyncPoints(msgspec.Struct, frozen=True, kw_only=True):
+    """Lengths of the wanted run to which coming back is likely, ascending. What cannot be rewound is copied there.
+
+    `pinned`: the end of the session prefix (and later the growth point of the index), where other sessions and
+    compactions start. `ring`: ends of segments, of which the memory budget keeps what it can.
+    """
+
+    pinned: tuple[int, ...] = ()
+    ring: tuple[int, ...] = ()
+
+
+NO_POINTS = SyncPoints()
 
 
 class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a `sync` did. `cached + evaluated` is the length of the wanted run, unless `cancelled`.
 
-    `reason` says why no more was reused, and is empty where all that could be was.
+    `reason` says why no more was reused, and is empty where all that could be was. `notes` tell a person what befell
+    the cache since the last report: a snapshot file set aside, memory too short for more.
     """
 
     cached: int
@@ -124,6 +146,7 @@ class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     cancelled: bool = False
     reason: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class GeneratedToken(msgspec.Struct, frozen=True):
@@ -184,8 +207,14 @@ class Engine(Tokenizer, Protocol):
     def open_sequence(self) -> SequenceId:
         """Return a sequence of its own; its KV may be evicted and evaluated again, which `sync` reports."""
 
+    def fork(self, sequence: SequenceId, *, at: int) -> SequenceId:
+        """Return a new sequence that begins with the first `at` resident tokens of another, which keeps its own.
+
+        As much of them as this memory can share or copy is resident in it; `sync` evaluates the rest.
+        """
+
     def drop(self, sequence: SequenceId) -> None:
-        """Give a sequence back. Dropping one twice does nothing."""
+        """Give a sequence back. Dropping one twice does nothing. What it held may serve others until room is needed."""
 
     def resident(self, sequence: SequenceId) -> TokenIds:
         """Return the run whose KV the sequence holds right now."""
@@ -195,14 +224,25 @@ class Engine(Tokenizer, Protocol):
         sequence: SequenceId,
         wanted: TokenIds,
         *,
+        points: SyncPoints = NO_POINTS,
+        reuse: bool = True,
         progress: PrefillProgress | None = None,
         cancel: Cancel | None = None,
     ) -> SyncReport:
         """Make the sequence's KV equal `wanted` (not empty, at most n_ctx) with the least work.
 
         Afterwards the logits of the last token are at hand for `generate`. After a cancel the resident run is a
-        prefix of `wanted`.
+        prefix of `wanted`. Without `reuse` all of it is evaluated: what a test or a benchmark compares with.
         """
+
+    def rest(self, sequence: SequenceId) -> None:
+        """Note that a turn has ended: what the sequence holds is worth keeping across a restart.
+
+        Returns at once. The copy is made while the engine is idle, and written in the background.
+        """
+
+    def settle(self) -> None:
+        """Return once everything that was at rest is kept. Raises nothing: what could not be kept is a note."""
 
     def generate(
         self,

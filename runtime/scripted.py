@@ -20,6 +20,7 @@ from ..kernels.errors import EngineClosed, EngineError
 from ..kernels.tokens import NO_TOKENS, TokenId, TokenIds, concat_tokens, token_ids
 from .cancel import Cancel
 from .engine import (
+    NO_POINTS,
     EngineInfo,
     FinishReason,
     GeneratedToken,
@@ -30,6 +31,7 @@ from .engine import (
     PrefillProgress,
     Sampling,
     SequenceId,
+    SyncPoints,
     SyncReport,
     SyncSource,
 )
@@ -156,6 +158,23 @@ class ScriptedEngine(ByteTokenizer):
             self._sequences[sequence] = _Sequence()
             return sequence
 
+    def fork(self, sequence: SequenceId, *, at: int) -> SequenceId:
+        """See `engine.Engine.fork`. What a memory that cannot rewind holds is shared whole, or not at all."""
+        with self._lock:
+            run = self._state(sequence).run
+            if at > len(run):
+                raise EngineError(f"sequence {sequence} holds {len(run)} tokens: it cannot be forked at {at}")
+            child = self.open_sequence()
+            if self.info.memory.rewinds or at == len(run):
+                self._sequences[child].run = run[:at]
+            return child
+
+    def rest(self, sequence: SequenceId) -> None:
+        """See `engine.Engine.rest`. Nothing outlives a scripted engine."""
+
+    def settle(self) -> None:
+        """See `engine.Engine.settle`."""
+
     def drop(self, sequence: SequenceId) -> None:
         """See `engine.Engine.drop`."""
         with self._lock:
@@ -180,12 +199,16 @@ class ScriptedEngine(ByteTokenizer):
         sequence: SequenceId,
         wanted: TokenIds,
         *,
+        points: SyncPoints = NO_POINTS,  # noqa: ARG002  (it takes a copy after every batch)
+        reuse: bool = True,
         progress: PrefillProgress | None = None,
         cancel: Cancel | None = None,
     ) -> SyncReport:
         """See `engine.Engine.sync`."""
         with self._lock:
             state = self._state(sequence)
+            if not reuse:
+                state.forget()
             self._check_run(wanted)
             if state.generation is not None:
                 state.generation.close()

@@ -75,5 +75,5 @@ def _plan_rewind(wanted: TokenIds, held: HeldMemory, *, target: int, cause: str)
         return SyncPlan(source=SyncSource.NOTHING, keep=0, reason=cause + lost)
     kept = len(held.snapshot)
     if 0 < kept <= target and common_prefix_length(held.snapshot, wanted) == kept:
-        return SyncPlan(source=SyncSource.SNAPSHOT, keep=kept, reason=cause)
+        return SyncPlan(source=SyncSource.PARTIAL, keep=kept, reason=cause)
     return SyncPlan(source=SyncSource.NOTHING, keep=0, reason=f"{cause}; {held.kind} memory cannot drop a tail")

@@ -11,12 +11,24 @@ from typing import Required, TypedDict, Unpack
 from ..kernels.errors import EngineError
 from ..kernels.tokens import TokenIds
 from .cancel import Cancel
-from .engine import Engine, EngineInfo, Generation, Grammar, PrefillProgress, Sampling, SequenceId, SyncReport
+from .engine import (
+    Engine,
+    EngineInfo,
+    Generation,
+    Grammar,
+    PrefillProgress,
+    Sampling,
+    SequenceId,
+    SyncPoints,
+    SyncReport,
+)
 
 
 class SyncOptions(TypedDict, total=False):
     """The options of `Engine.sync`."""
 
+    points: SyncPoints
+    reuse: bool
     progress: PrefillProgress | None
     cancel: Cancel | None
 
@@ -55,8 +67,17 @@ class WrappedEngine:
     def open_sequence(self) -> SequenceId:
         return self.engine.open_sequence()
 
+    def fork(self, sequence: SequenceId, *, at: int) -> SequenceId:
+        return self.engine.fork(sequence, at=at)
+
     def drop(self, sequence: SequenceId) -> None:
         self.engine.drop(sequence)
+
+    def rest(self, sequence: SequenceId) -> None:
+        self.engine.rest(sequence)
+
+    def settle(self) -> None:
+        self.engine.settle()
 
     def resident(self, sequence: SequenceId) -> TokenIds:
         return self.engine.resident(sequence)
@@ -97,21 +118,10 @@ class ForcedEngine(WrappedEngine):
 class ReuselessEngine(WrappedEngine):
     """Evaluates every request from the start: what a cache is measured against."""
 
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        self._inner: dict[SequenceId, SequenceId] = {}
-
     def sync(self, sequence: SequenceId, wanted: TokenIds, **options: Unpack[SyncOptions]) -> SyncReport:
-        """Throw the sequence's KV away, then evaluate all of `wanted`."""
-        self.engine.drop(self._inner.pop(sequence, sequence))
-        self._inner[sequence] = self.engine.open_sequence()
-        return super().sync(self._inner[sequence], wanted, **options)
+        """Evaluate all of `wanted`, whatever is resident."""
+        options["reuse"] = False
+        return super().sync(sequence, wanted, **options)
 
-    def generate(self, sequence: SequenceId, **options: Unpack[GenerateOptions]) -> Generation:
-        return super().generate(self._inner[sequence], **options)
-
-    def drop(self, sequence: SequenceId) -> None:
-        self.engine.drop(self._inner.pop(sequence, sequence))
-
-    def resident(self, sequence: SequenceId) -> TokenIds:
-        return self.engine.resident(self._inner.get(sequence, sequence))
+    def fork(self, sequence: SequenceId, *, at: int) -> SequenceId:  # noqa: ARG002  nothing is shared
+        return self.engine.open_sequence()

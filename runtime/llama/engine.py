@@ -14,7 +14,17 @@ from numpy.typing import NDArray
 from ...kernels.errors import EngineError, UsageError
 from ...kernels.tokens import NO_TOKENS, TokenIds, concat_tokens
 from ..cancel import Cancel
-from ..engine import EngineInfo, Grammar, OnDecode, PrefillProgress, Sampling, SequenceId, SyncReport
+from ..engine import (
+    NO_POINTS,
+    EngineInfo,
+    Grammar,
+    OnDecode,
+    PrefillProgress,
+    Sampling,
+    SequenceId,
+    SyncPoints,
+    SyncReport,
+)
 from ..gguf import fingerprint
 from ..text_watch import TextWatch
 from .constraint import ReplyConstraint
@@ -166,6 +176,16 @@ class LlamaEngine:
         with self._turns:
             self.residency.drop(sequence)
 
+    def fork(self, sequence: SequenceId, *, at: int) -> SequenceId:
+        """See `engine.Engine.fork`."""
+        raise NotImplementedError
+
+    def rest(self, sequence: SequenceId) -> None:
+        """See `engine.Engine.rest`."""
+
+    def settle(self) -> None:
+        """See `engine.Engine.settle`."""
+
     def resident(self, sequence: SequenceId) -> TokenIds:
         """See `engine.Engine.resident`."""
         with self._turns:
@@ -176,6 +196,8 @@ class LlamaEngine:
         sequence: SequenceId,
         wanted: TokenIds,
         *,
+        points: SyncPoints = NO_POINTS,
+        reuse: bool = True,
         progress: PrefillProgress | None = None,
         cancel: Cancel | None = None,
     ) -> SyncReport:

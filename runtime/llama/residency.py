@@ -174,7 +174,7 @@ class Residency:
             return SyncPlan(source=SyncSource.NOTHING, keep=0, reason=reason)
         if plan.keep == len(resident):
             return plan
-        restored = plan.source is SyncSource.SNAPSHOT
+        restored = plan.source is SyncSource.PARTIAL
         if self._context.restore(state) if restored else self._context.rewind(state, plan.keep):
             return plan
         return SyncPlan(source=SyncSource.NOTHING, keep=0, reason=f"{plan.reason}; llama.cpp could not go back to it")

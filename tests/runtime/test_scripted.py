@@ -124,7 +124,7 @@ def test_recurrent_memory_goes_back_to_the_end_of_a_sync():
     engine, sequence = synced("reply", memory=MemoryKind.RECURRENT)
     play(engine, sequence)
     report = engine.sync(sequence, engine.tokenize("hello again", parse_special=False))
-    assert (report.source, report.cached, report.evaluated) == (SyncSource.SNAPSHOT, 5, 6)
+    assert (report.source, report.cached, report.evaluated) == (SyncSource.PARTIAL, 5, 6)
 
 
 def test_an_evicted_sequence_starts_over_and_says_why():

@@ -91,7 +91,7 @@ def test_recurrent_memory_goes_back_to_where_a_sync_ended(open_engine, random_ru
     reply(engine, sequence, forced=random_run(30, seed=2), max_tokens=30)
     wanted = concat_tokens([run, other])
     report = engine.sync(sequence, wanted)
-    assert (report.source, report.cached, report.evaluated) == (SyncSource.SNAPSHOT, 20, 25)
+    assert (report.source, report.cached, report.evaluated) == (SyncSource.PARTIAL, 20, 25)
     assert_close(next_logits(engine, sequence), fresh_logits(engine, wanted, next_logits))
 
 
