@@ -23,6 +23,10 @@
     │   ├── UnknownEvent                  written by a newer chapbook
     │   └── ReplayMismatch                the checker rebuilt something else
     ├── ArtifactError                     the artifact store cannot be written, or a blob is not what it was
+    ├── SnapshotError                     becomes a note, never ends a turn
+    │   ├── SnapshotUnusable              a file that is damaged, of another model, gone, or not ours to read
+    │   ├── SnapshotRefused               larger than the budget or the disk allow, with the numbers
+    │   └── SnapshotWriteFailed           disk full, permission
     └── ToolError                         becomes an error result, never ends a session
         ├── ContainmentError              a path that a rule refuses
         ├── ToolDenied                    policy, hook, or nobody to ask
@@ -208,6 +212,38 @@ class ArtifactError(ChapbookError):
     def __init__(self, message: str, *, path: Path, size_bytes: int | None = None) -> None:
         super().__init__(message)
         self.path, self.size_bytes = path, size_bytes
+
+
+class SnapshotError(ChapbookError):
+    """A snapshot file cannot be read or written; the tokens are evaluated instead. `path` is the file or its folder."""
+
+    def __init__(self, message: str, *, path: Path) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class SnapshotUnusable(SnapshotError):
+    """A file that must not be used. `damaged`: it is a file of ours that will never be of use, so it was set aside."""
+
+    def __init__(self, reason: str, *, path: Path, damaged: bool) -> None:
+        super().__init__(f"the snapshot {path.name} is not used: {reason}", path=path)
+        self.reason, self.damaged = reason, damaged
+
+
+class SnapshotRefused(SnapshotError):
+    """No room for a snapshot. `free_bytes` is what is free on the disk. Nothing was removed for it."""
+
+    def __init__(self, message: str, *, path: Path, size_bytes: int, budget_bytes: int, free_bytes: int) -> None:
+        super().__init__(message, path=path)
+        self.size_bytes, self.budget_bytes, self.free_bytes = size_bytes, budget_bytes, free_bytes
+
+
+class SnapshotWriteFailed(SnapshotError):
+    """A snapshot did not reach the disk; `errno` says why. Nothing is left of it."""
+
+    def __init__(self, message: str, *, path: Path, errno: int | None) -> None:
+        super().__init__(message, path=path)
+        self.errno = errno
 
 
 class ToolError(ChapbookError):
