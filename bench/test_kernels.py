@@ -13,11 +13,14 @@ import pytest
 
 from chapbook.bench.trained_vocabulary import trained_vocabulary
 from chapbook.kernels.bpe import BpeCounter, build_bpe_counter, encode_reference
-from chapbook.kernels.prefix import common_prefix_length, common_prefix_length_reference
+from chapbook.kernels.chain import RunName, RunNamer, chain_hashes, chain_hashes_reference, longest_named, run_name
+from chapbook.kernels.prefix import common_prefix_length, common_prefix_length_reference, shared_with_each
+from chapbook.kernels.retention import choose_evictions, choose_evictions_reference
 from chapbook.kernels.runs import split_long_runs, split_long_runs_reference
-from chapbook.kernels.tokens import token_ids
+from chapbook.kernels.tokens import TokenIds, token_ids
 
 WINDOW_TOKENS = 32_768
+SEED = bytes(range(16))
 TEXT = "def there(other):\n    return other == 'the cat'  # 1234 中文字, it's\n" * 500
 BASE64 = "TWFuIGlzIGRpc3Rpbmd1aXNoZWQ+" * 2_000
 
@@ -31,6 +34,47 @@ def test_common_prefix(benchmark: Any, which: str, differ_at: int) -> None:
     resident = token_ids(np.arange(WINDOW_TOKENS))
     wanted = token_ids(np.where(np.arange(WINDOW_TOKENS) == differ_at, -1, resident))
     assert benchmark(measured, resident, wanted) == differ_at
+
+
+@pytest.mark.parametrize("which", ["kernel", "in turn"])
+@pytest.mark.parametrize("shared", [40, 2_000, WINDOW_TOKENS - 1])
+@pytest.mark.parametrize("count", [1, 200])
+def test_shared_with_each(benchmark: Any, which: str, shared: int, count: int) -> None:
+    wanted = token_ids(np.arange(WINDOW_TOKENS))
+    differing = np.where(np.arange(WINDOW_TOKENS) == shared, -1, wanted)
+    runs = [token_ids(differing) for _ in range(count)]
+
+    def in_turn(wanted: TokenIds, runs: list[TokenIds]) -> list[int]:
+        return [common_prefix_length(wanted, run) for run in runs]
+
+    assert list(benchmark(shared_with_each if which == "kernel" else in_turn, wanted, runs)) == [shared] * count
+
+
+@kernel_or_reference
+def test_chain_hashes(benchmark: Any, which: str) -> None:
+    measured = chain_hashes if which == "kernel" else chain_hashes_reference
+    tokens = token_ids(np.arange(WINDOW_TOKENS))
+    assert benchmark(measured, tokens, seed=SEED).shape == (WINDOW_TOKENS // 256, 16)
+
+
+def test_longest_named(benchmark: Any) -> None:
+    """Names of 1,000 runs, a hundred of them beginnings of the wanted one: without a reference, since it opens none."""
+    tokens = token_ids(np.arange(WINDOW_TOKENS))
+    namer = RunNamer(tokens, seed=SEED)
+    others = [token_ids([-1, *range(9 * length)]) for length in range(900)]
+    names: set[RunName] = {namer.name(20 * length) for length in range(1, 101)}
+    names.update(run_name(run, seed=SEED) for run in others)
+    assert benchmark(lambda: longest_named(RunNamer(tokens, seed=SEED), names)) == 2_000
+
+
+@kernel_or_reference
+def test_choose_evictions(benchmark: Any, which: str) -> None:
+    measured = choose_evictions if which == "kernel" else choose_evictions_reference
+    scattered = (np.arange(1_000) * 7_919) % 1_000
+    gone = benchmark(
+        measured, sizes=scattered + 1, priorities=scattered.astype(float), pinned=scattered % 10 == 0, over=50_000
+    )
+    assert 0 < len(gone) < 1_000
 
 
 @kernel_or_reference
