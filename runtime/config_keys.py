@@ -82,6 +82,16 @@ class ToolsConfig(msgspec.Struct, frozen=True, kw_only=True):
         return {tool: policy for policy, tools in named for tool in tools}
 
 
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of evaluated tokens besides the window in use. A budget of None derives from what is free."""
+
+    memory_mb: Annotated[int, Meta(ge=0, le=100_000_000)] | None = None
+    disk_mb: Annotated[int, Meta(ge=0, le=100_000_000)] | None = None
+    folder: Text | None = None
+    disk: bool = True
+    rest_s: Annotated[float, Meta(ge=0, le=3600)] = 0.5
+
+
 class HookCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A program run around tool calls, without a shell. Without `tools` it is run for every tool."""
 
@@ -110,6 +120,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingConfig = SamplingConfig()
     turn: TurnConfig = TurnConfig()
     tools: ToolsConfig = ToolsConfig()
+    cache: CacheConfig = CacheConfig()
     hooks: HooksConfig = HooksConfig()
 
 
@@ -169,6 +180,7 @@ def _lies_inside(path: str) -> bool:
 
 def shown(value: object) -> str:
     """Return a value as TOML would write it, shortened where it is long."""
+    value = AUTO if value is None else value
     text = msgspec.json.encode(value, enc_hook=str).decode() if not isinstance(value, float) else str(value)
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 

@@ -1,8 +1,9 @@
 """Which settings of a workspace file take effect only after the user has read and trusted it.
 
 A repository that was cloned a minute ago brings its own `chapbook.toml`. It may set limits and sampling; it must not
-run programs, permit tools, choose where data is written, or point at a model file, before the user has agreed. What
-the user agreed to is the file's exact content at its exact path, recorded in the user's own folder.
+run programs, permit tools, choose where data is written, have more of it written outside the workspace, or point at a
+model file, before the user has agreed. What the user agreed to is the file's exact content at its exact path, recorded
+in the user's own folder.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-ALWAYS_NEED_TRUST = frozenset({"tools.allow", "hooks.before", "hooks.after", "store"})
+ALWAYS_NEED_TRUST = frozenset(
+    {"tools.allow", "hooks.before", "hooks.after", "store", "cache.folder", "cache.disk", "cache.disk_mb"}
+)
 
 
 def needs_trust(name: str, value: object, *, workspace: Path) -> bool:
     """Whether a workspace file may set this key to this value only when it is trusted."""
     if name == "model":
         return isinstance(value, str) and not _is_listed_name(value, workspace=workspace)
-    return name in ALWAYS_NEED_TRUST and bool(value)
+    # An empty list, false and 0 ask for nothing. None is "auto", which takes back what the user has decided.
+    return name in ALWAYS_NEED_TRUST and (value is None or bool(value))
 
 
 def _is_listed_name(model: str, *, workspace: Path) -> bool:

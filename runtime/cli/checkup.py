@@ -13,8 +13,9 @@ from ..chat_format import AppendKind
 from ..doctor import MachineReport, ModelQuestions, ModelReport, examine_machine, examine_model
 from ..llama.build_info import BuildInfo, build_info
 from ..llama.self_test import RewindTest, run_rewind_test
+from ..sizes import size_text
 from ..template_report import TemplateDescription
-from .opening import Place, configured_model, found_models, open_engine, open_place, size_text, template_cache_folder
+from .opening import Place, configured_model, found_models, open_engine, open_place, template_cache_folder
 from .options import ModelOptions, takes
 from .terminal import print_json, visible_line
 

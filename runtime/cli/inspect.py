@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from ..models import places_of_this_machine
-from .opening import found_models, open_place, size_text
+from ..sizes import size_text
+from .opening import found_models, open_place
 from .options import PlaceOptions, takes
 from .terminal import print_columns, print_json
 

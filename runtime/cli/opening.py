@@ -17,6 +17,8 @@ from ..config import LoadedConfig, load_config, parse_flag, user_config_file
 from ..engine import Tokenizer
 from ..events import SessionStart
 from ..models import FoundModel, ModelPlaces, find_models, places_of_this_machine, resolve_model
+from ..prefix_cache.options import CacheOptions
+from ..sizes import size_text
 from ..store import Store
 from ..tools.builtin import builtin_tools
 from ..tools.spec import Tool, ToolContext, ToolOutput
@@ -228,6 +230,27 @@ def template_cache_folder() -> Path:
     return platformdirs.user_cache_path("chapbook") / "templates"
 
 
+def snapshot_folder(place: Place) -> Path:
+    """Return where snapshots are kept on disk: as configured (relative to the workspace), else the user's cache."""
+    import platformdirs  # noqa: PLC0415  only the command line needs it
+
+    named = place.loaded.config.cache.folder
+    if named is None:
+        return platformdirs.user_cache_path("chapbook") / "kv"
+    return place.workspace / os.path.expanduser(named)  # noqa: PTH111  a text
+
+
+def cache_options(place: Place) -> CacheOptions:
+    """Return the budgets and the folder of the prefix cache as configured."""
+    cache = place.loaded.config.cache
+    return CacheOptions(
+        memory_mb=cache.memory_mb,
+        disk_mb=cache.disk_mb,
+        folder=str(snapshot_folder(place)) if cache.disk and cache.disk_mb != 0 else None,
+        rest_s=cache.rest_s,
+    )
+
+
 def state_folder() -> Path:
     """Return the user's folder for what chapbook remembers between runs."""
     import platformdirs  # noqa: PLC0415  only the command line needs it
@@ -238,14 +261,6 @@ def state_folder() -> Path:
 def configured_model(place: Place) -> Path:
     """Return the model that flag or configuration name, else the only one found. Raises ModelError."""
     return choose_model(place.loaded.config.model, places=places_of_this_machine())
-
-
-def size_text(size_bytes: float) -> str:
-    """Return a size for a person: `914 B`, `12.3 kB`, `1.27 GB`."""
-    for unit, scale, digits in (("GB", 1e9, 2), ("MB", 1e6, 1), ("kB", 1e3, 1)):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:.{digits}f} {unit}"
-    return f"{size_bytes:.0f} B"
 
 
 def found_models() -> tuple[FoundModel, ...]:

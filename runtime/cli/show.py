@@ -13,6 +13,7 @@ from typing import TextIO
 from ..calls import LoggedCall
 from ..events import StepUsage, TurnEndReason
 from ..session import Session
+from ..sizes import size_text
 from ..stream import (
     NoticeGiven,
     PrefillProgressed,
@@ -25,7 +26,6 @@ from ..stream import (
     ToolStarted,
     TurnEnded,
 )
-from .opening import size_text
 from .terminal import clipped, console, visible, visible_line
 from .waiting import WaitingLine
 
