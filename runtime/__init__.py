@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from .stream import StepEnded as StepEnded
     from .stream import StepStarted as StepStarted
     from .stream import StreamEvent as StreamEvent
+    from .stream import SubagentEvent as SubagentEvent
     from .stream import TextDelta as TextDelta
     from .stream import ToolFinished as ToolFinished
     from .stream import ToolStarted as ToolStarted
     from .stream import TurnEnded as TurnEnded
     from .stream import TurnStarted as TurnStarted
+    from .subagent import SubagentReport as SubagentReport
     from .tools.builtin import builtin_tools as builtin_tools
     from .tools.declare import tool as tool
     from .tools.spec import Grounded as Grounded
@@ -55,12 +57,14 @@ _HOMES = {
         "StepEnded",
         "StepStarted",
         "StreamEvent",
+        "SubagentEvent",
         "TextDelta",
         "ToolFinished",
         "ToolStarted",
         "TurnEnded",
         "TurnStarted",
     ),
+    ".subagent": ("SubagentReport",),
     ".tools.builtin": ("builtin_tools",),
     ".tools.declare": ("tool",),
     ".tools.spec": ("Grounded", "Policy", "ToolContext", "ToolOutput"),

@@ -75,11 +75,12 @@ class ToolsConfig(msgspec.Struct, frozen=True, kw_only=True):
     ask: tuple[ToolName, ...] = ()
     deny: tuple[ToolName, ...] = ()
     bash_timeout_s: Annotated[float, Meta(ge=1, le=600)] = 120.0
+    task: bool = False
 
     def policies(self) -> dict[str, Policy]:
-        """Return the policy of each tool that is named here; every other tool keeps its own."""
+        """Return the policy of each tool that is named here and in force; every other tool keeps its own."""
         named = ((Policy.ALLOW, self.allow), (Policy.ASK, self.ask), (Policy.DENY, self.deny))
-        return {tool: policy for policy, tools in named for tool in tools}
+        return {tool: policy for policy, tools in named for tool in tools if self.task or tool != "task"}
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ from .projection import Recovery
 from .session_open import Assembled, Resumed, SessionHost, SessionSettings, assemble
 from .store import Store
 from .stream import NoticeGiven, SessionOpened, StreamEvent
+from .subagent import SUBAGENT_ROUNDS, SubagentReport
 from .transcript import Transcript
 from .turn import Turn
 
@@ -68,6 +69,7 @@ class Session:
             resume=resume,
             settings=settings or SessionSettings(),
             host=host or SessionHost(),
+            make_session=cls,
         )
         return cls(engine, assembled)
 
@@ -147,9 +149,33 @@ class Session:
         self._running = self._turn(clean.text, clean.original_bytes, choice or ToolChoice())
         return self._running
 
+    def subagent(
+        self,
+        task: str,
+        *,
+        rounds: int = SUBAGENT_ROUNDS,
+        tools: tuple[str, ...] | None = None,
+        cancel: Cancel | None = None,
+    ) -> SubagentReport:
+        """Have a child session work on `task`, and return what came of it once it has ended.
+
+        The child has the session prefix of this session and nothing else of it, a log, a window and `rounds` (1 to
+        64) of its own, and the same settings, policies and host. `tools` names those that it may call, None: all that
+        this session may; `task` is never one of them. It may be called between turns and from a tool's body, on any
+        thread; `cancel`, and this session's own, stop it.
+
+        Raises UsageError for an empty task, a tool that is not there or rounds out of bounds, ToolDenied in a
+        session that is a subagent itself, NoRoom for a task that does not fit, and LogError.
+        """
+        if self._closed:
+            raise UsageError("this session is closed; open it again with resume")
+        return self._assembled.subagents.run(task, rounds=rounds, tools=tools, cancel=cancel)
+
     def cancel(self) -> None:
-        """Stop the turn that runs, from any thread; it ends `interrupted`, and what was evaluated is kept."""
+        """Stop the turn that runs, from any thread; it ends `interrupted`, and what was evaluated is kept. So do the
+        subagents that run."""
         self._cancel.set()
+        self._assembled.subagents.cancel()
 
     def close(self) -> None:
         """Interrupt a turn that runs, give the sequence back, close the log. Closing twice does nothing.
@@ -189,7 +215,7 @@ class Session:
     def _require_choice(self, choice: ToolChoice | None) -> None:
         if choice is not None and not isinstance(choice, ToolChoice):
             raise UsageError(f"choice is a ToolChoice, such as ToolChoice(ChoiceKind.NAMED, 'read'), not {choice!r}")
-        names = self._assembled.parts.runner.catalogue.names
+        names = self._assembled.parts.runner.offered_names
         if choice is not None and choice.kind is ChoiceKind.NAMED and choice.name not in names:
             raise UsageError(f"there is no tool {choice.name!r} to choose; there are {', '.join(names)}")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
@@ -30,11 +31,14 @@ from .request import OnPrefill, Requester
 from .session_log import OpenReport, SessionLog
 from .session_prefix import SYSTEM_TEXT, PrefixInputs, compose_prefix, read_instructions, require_room
 from .store import Store, make_session_id
+from .stream import PrefillProgressed
+from .subagent import ChildSession, OnSubagent, OpenChild, Parent, Subagents, depth_refusal
 from .tool_run import CallRunner
-from .tools.builtin import builtin_tools
+from .tools.builtin import builtin_tools, optional_tools
 from .tools.catalogue import Catalogue
-from .tools.policy import Ask, ToolPolicies
+from .tools.policy import Ask, ToolPolicies, check_usable, withheld_tools
 from .tools.spec import Policy, Tool
+from .tools.task import task as task_tool
 from .tools.workspace import Workspace
 from .transcript import Transcript
 from .transitions import learn_chat_format
@@ -42,7 +46,11 @@ from .turn import TurnLimits, TurnParts
 
 
 class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session can be told; it is recorded in the log. None: decided at open, from the model and the window."""
+    """What a session can be told; it is recorded in the log. None: decided at open, from the model and the window.
+
+    `subagents` puts the tool `task` into the catalogue. `usable_tools` names the tools that may be called, None: all;
+    the others stay in the catalogue, so that the session prefix is the same.
+    """
 
     sampling: Sampling | None = None
     max_reply_tokens: int | None = None
@@ -54,6 +62,8 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     instructions: str = "AGENTS.md"
     system: str = SYSTEM_TEXT
     policies: dict[str, Policy] = {}
+    subagents: bool = False
+    usable_tools: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +72,15 @@ class SessionHost:
 
     `tools` None: the built-in ones. `count_tokens` None: the engine's tokenizer. `cache_folder` holds what was learnt
     of templates, None keeps nothing. `hooks` may also be a function that makes them for the session's id. `clock`
-    gives Unix seconds, `timer` seconds that never go back.
+    gives Unix seconds, `timer` seconds that never go back. `on_subagent` is told what a subagent does, on the thread
+    on which it runs; so is `ask` asked.
     """
 
     tools: Sequence[Tool] | None = None
     hooks: Hooks | Callable[[SessionId], Hooks] = field(default_factory=Hooks)
     ask: Ask | None = None
     on_prefill: OnPrefill | None = None
+    on_subagent: OnSubagent | None = None
     count_tokens: Callable[[str], int] | None = None
     cache_folder: Path | None = None
     clock: Callable[[], float] = time.time
@@ -95,8 +107,13 @@ class Assembled:
     sequence: SequenceId
     prefix: tuple[PrefixSection, ...]
     parts: TurnParts
+    subagents: Subagents
     resumed: Resumed | None = None
     ignored: IgnoreReport | None = None
+
+
+MakeSession: TypeAlias = Callable[[Engine, Assembled], ChildSession]
+"""Makes a session of its parts; it is `Session` itself, which this module does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +138,7 @@ class _World:
     catalogue: Catalogue
     settings: SessionSettings
     host: SessionHost
+    make_session: MakeSession
 
 
 def assemble(
@@ -131,8 +149,12 @@ def assemble(
     resume: str | None,
     settings: SessionSettings,
     host: SessionHost,
+    make_session: MakeSession,
 ) -> Assembled:
-    """Open or resume a session. What it raises is said by `Session.open`; nothing stays locked behind an error."""
+    """Open or resume a session. What it raises is said by `Session.open`; nothing stays locked behind an error.
+
+    `make_session` makes the sessions of its subagents.
+    """
     # Absolute from here on: the host, or a tool, may change the process's working folder.
     workspace = workspace.absolute()
     if store_folder is None:
@@ -143,24 +165,39 @@ def assemble(
         engine=engine,
         store=store,
         workspace=Workspace(workspace, store.folder),
-        catalogue=Catalogue(builtin_tools() if host.tools is None else host.tools),
+        catalogue=Catalogue(
+            [
+                *(builtin_tools() if host.tools is None else host.tools),
+                *optional_tools(subagents=settings.subagents),
+            ]
+        ),
         settings=settings,
         host=host,
+        make_session=make_session,
     )
-    ToolPolicies(settings.policies).check_names(world.catalogue)
-    fresh = compose_header(world) if resume is None else None
-    sequence, opened = engine.open_sequence(), None
+    return _assemble(world, resume=resume, parent=None)
+
+
+def _assemble(world: _World, *, resume: str | None, parent: Parent | None) -> Assembled:
+    engine, store = world.engine, world.store
+    ToolPolicies(world.settings.policies).check_names(world.catalogue)
+    check_usable(world.settings.usable_tools, world.catalogue)
+    fresh = None
+    if resume is None:
+        fresh = compose_header(world) if parent is None else parent.header_for_child()
+    sequence, opened = engine.open_sequence() if parent is None else parent.open_sequence(engine), None
     try:
         opened = _open_log(world, resume)
         header = fresh or _recorded_header(opened, engine.info)
         transcript = Transcript(opened.log, Composer(engine, header.chat_format))
         resumed = None
         if fresh is not None:
-            transcript.begin(_session_start(opened.id, world, header), header)
+            transcript.begin(_session_start(opened.id, world, header, parent), header)
         else:
             transcript.restore(opened.events, opened.tokens)
             resumed = Resumed(report=opened.report or OpenReport(events=0), recovery=transcript.recover())
-        parts = _parts(world, header, transcript, session=opened.id, sequence=sequence)
+        subagents = _subagents(world, header, transcript, sequence=sequence)
+        parts = _parts(world, header, transcript, subagents, session=opened.id, sequence=sequence)
     except BaseException:
         engine.drop(sequence)
         if opened is not None:
@@ -174,6 +211,7 @@ def assemble(
         sequence=sequence,
         prefix=header.sections,
         parts=parts,
+        subagents=subagents,
         resumed=resumed,
         ignored=opened.ignored,
     )
@@ -238,7 +276,7 @@ def _recorded_header(opened: _Opened, info: EngineInfo) -> RequestHeader:
     return state.header
 
 
-def _session_start(session: SessionId, world: _World, header: RequestHeader) -> SessionStart:
+def _session_start(session: SessionId, world: _World, header: RequestHeader, parent: Parent | None) -> SessionStart:
     from importlib.metadata import version  # noqa: PLC0415  # 15 ms that only an opening session needs
 
     info = world.engine.info
@@ -252,12 +290,47 @@ def _session_start(session: SessionId, world: _World, header: RequestHeader) -> 
         template_hash=header.chat_format.template_hash,
         n_ctx=info.n_ctx,
         config=msgspec.to_builtins(world.settings),
-        root=session,
+        parent=None if parent is None else parent.start.session,
+        root=session if parent is None else parent.start.root or parent.start.session,
+        intent="new" if parent is None else "subagent",
     )
 
 
+def _subagents(world: _World, header: RequestHeader, transcript: Transcript, *, sequence: SequenceId) -> Subagents:
+    start = transcript.state.start
+    assert start is not None, "a session that is open has begun"
+    parent = Parent(start=start, header=header, sequence=sequence)
+    return Subagents(
+        open_child=_child_opener(world, parent), refusal=depth_refusal(start), on_event=world.host.on_subagent
+    )
+
+
+def _child_opener(world: _World, parent: Parent) -> OpenChild:
+    """Return what opens the subagents of a session: all as in the parent, but for what was asked."""
+    usable = world.settings.usable_tools
+
+    def open_child(
+        *, rounds: int, tools: tuple[str, ...] | None, on_prefill: Callable[[PrefillProgressed], None] | None
+    ) -> ChildSession:
+        if tools is None:
+            tools = usable
+        elif usable is not None:
+            tools = tuple(name for name in tools if name in usable)
+        settings = msgspec.structs.replace(world.settings, rounds=rounds, usable_tools=tools)
+        child = replace(world, settings=settings, host=replace(world.host, on_prefill=on_prefill))
+        return world.make_session(world.engine, _assemble(child, resume=None, parent=parent))
+
+    return open_child
+
+
 def _parts(
-    world: _World, header: RequestHeader, transcript: Transcript, *, session: SessionId, sequence: SequenceId
+    world: _World,
+    header: RequestHeader,
+    transcript: Transcript,
+    subagents: Subagents,
+    *,
+    session: SessionId,
+    sequence: SequenceId,
 ) -> TurnParts:
     engine, store, settings, host = world.engine, world.store, world.settings, world.host
     budgets = _budgets(world, header.sections)
@@ -276,6 +349,7 @@ def _parts(
         clock=host.timer,
         on_prefill=host.on_prefill,
     )
+    refusals = {task_tool.name: subagents.refusal} if settings.subagents and subagents.refusal else {}
     runner = CallRunner(
         catalogue=world.catalogue,
         policies=ToolPolicies(settings.policies),
@@ -284,7 +358,9 @@ def _parts(
         capture_folder=store.session_folder(session),
         count_tokens=count,
         clock=host.timer,
+        subagent=subagents.run,
         ask=host.ask,
+        withheld=withheld_tools(world.catalogue, settings.usable_tools, refusals),
     )
     gate = Gate(store=store.artifacts, count=count, shown_path=lambda ref: _shown_path(world.workspace, ref))
     dialect = dialect_named(header.dialect)

@@ -46,7 +46,8 @@ class SessionCondition(enum.StrEnum):
 
 class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the list of sessions. Times are Unix seconds. `first_line` is that of the first user message;
-    `detail` names the holder, or what is damaged. Of a damaged log the rest is what stands before the damage."""
+    `parent` is set for a subagent; `detail` names the holder, or what is damaged. Of a damaged log the rest is what
+    stands before the damage."""
 
     id: SessionId
     condition: SessionCondition
@@ -55,6 +56,7 @@ class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     first_line: str = ""
     turns: int = 0
+    parent: SessionId | None = None
     detail: str = ""
 
 
@@ -152,10 +154,11 @@ class Store:
     def find_session(self, query: str) -> SessionId:
         """Return the session that `query` means: an id, the start of one id's time or random part, or ``latest``.
 
+        A subagent is never the latest: it is gone on with by its id, or through its parent.
         Raises SessionNotFound, with the choices, where there is none or more than one.
         """
         if query == LATEST:
-            sessions = self.list_sessions()
+            sessions = [each for each in self.list_sessions() if each.parent is None]
             if not sessions:
                 raise SessionNotFound(f"no session in {self.folder} holds anything yet: start one")
             return sessions[0].id
@@ -222,6 +225,7 @@ def _summarise(session: SessionId, scan: LogScan, *, locked: bool, holder: str) 
         model="" if state.start is None else state.start.model_name,
         first_line=first_line if len(first_line) <= FIRST_LINE_CHARS else first_line[: FIRST_LINE_CHARS - 1] + "…",
         turns=state.totals.turns,
+        parent=None if state.start is None else state.start.parent,
         detail=detail,
     )
 

@@ -90,6 +90,13 @@ class TurnEnded(msgspec.Struct, frozen=True, kw_only=True, tag="turn/end"):
     detail: str = ""
 
 
+class SubagentEvent(msgspec.Struct, frozen=True, kw_only=True, tag="subagent"):
+    """An event of the subagent `session`; handed to the host's `on_subagent`, beside the parent's own stream."""
+
+    session: SessionId
+    event: StreamEvent
+
+
 StreamEvent = (
     SessionOpened
     | TurnStarted
@@ -102,4 +109,5 @@ StreamEvent = (
     | NoticeGiven
     | StepEnded
     | TurnEnded
+    | SubagentEvent
 )

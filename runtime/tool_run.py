@@ -7,10 +7,11 @@ the session goes on.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from traceback import format_exception_only
 
@@ -21,6 +22,7 @@ from .cancel import Cancel
 from .hooks import Ask as AskPerson
 from .hooks import Deny, Hooks
 from .mentions import Mention
+from .subagent import RunSubagent
 from .tools.catalogue import Catalogue
 from .tools.policy import Ask, ToolPolicies
 from .tools.spec import Grounded, Policy, Tool, ToolContext, ToolOutput
@@ -126,7 +128,10 @@ def _wait_for(bodies: Sequence[_Body], *, turn: Cancel) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRunner:
-    """Runs a session's calls in its workspace. `ask` is the person, None where there is none."""
+    """Runs a session's calls in its workspace. `ask` is the person, None where there is none.
+
+    `withheld` names tools of the catalogue that this session may not call, and says why.
+    """
 
     catalogue: Catalogue
     policies: ToolPolicies
@@ -135,13 +140,24 @@ class CallRunner:
     capture_folder: Path
     count_tokens: Callable[[str], int]
     clock: Callable[[], float]
+    subagent: RunSubagent
     ask: Ask | None = None
+    withheld: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def offered(self) -> tuple[Tool, ...]:
+        """The tools that may be called here; their policies still hold."""
+        return tuple(tool for tool in self.catalogue if tool.name not in self.withheld)
+
+    @property
+    def offered_names(self) -> tuple[str, ...]:
+        return tuple(tool.name for tool in self.offered)
 
     def callable_tools(self, stored_files: Sequence[str] = ()) -> tuple[CallableTool, ...]:
         """Return the tools as the grammar sees them now: with the paths that exist now, and the stored files that
         stubs have named. A kind that has too many paths to offer is left free."""
         values = {}
-        for kind in {kind for tool in self.catalogue for kind in tool.grounded.values()}:
+        for kind in {kind for tool in self.offered for kind in tool.grounded.values()}:
             known = self.workspace.grounded_values(kind)
             if known is not None:
                 values[kind] = known if kind is Grounded.FOLDER else (*known, *stored_files)
@@ -150,7 +166,7 @@ class CallRunner:
                 schema=tool.schema,
                 grounded={name: values[kind] for name, kind in tool.grounded.items() if kind in values},
             )
-            for tool in self.catalogue
+            for tool in self.offered
         )
 
     def mention_call(self, mention: Mention, call_id: CallId) -> LoggedCall:
@@ -222,7 +238,9 @@ class CallRunner:
         self.workspace.check()
         tool = self.catalogue.get(call.name)
         if tool is None:
-            raise ToolError(f"there is no tool {call.name!r}; there are {', '.join(self.catalogue.names)}")
+            raise ToolError(f"there is no tool {call.name!r}; there are {', '.join(self.offered_names)}")
+        if tool.name in self.withheld:
+            raise ToolDenied(self.withheld[tool.name])
         checked = check_arguments(tool.schema, call.arguments)
         ready = LoggedCall(id=call.id, name=call.name, arguments=checked.arguments, coerced=checked.coerced)
         self._require_permission(tool, ready)
@@ -238,13 +256,15 @@ class CallRunner:
             raise ToolDenied(verdict.reason)
 
     def _context(self, call: LoggedCall, arrival_tokens: int) -> ToolContext:
+        cancel = Cancel()
         return ToolContext(
             workspace=self.workspace,
-            cancel=Cancel(),
+            cancel=cancel,
             call_id=call.id,
             capture_folder=self.capture_folder,
             arrival_tokens=arrival_tokens,
             count_tokens=self.count_tokens,
+            subagent=partial(self.subagent, cancel=cancel),
         )
 
     def _with_context(self, outcome: CallOutcome) -> CallOutcome:

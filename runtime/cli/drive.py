@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..calls import LoggedCall, ToolChoice
 from ..session import Session
-from ..stream import PrefillProgressed, StreamEvent, TurnEnded
+from ..stream import PrefillProgressed, StreamEvent, SubagentEvent, TurnEnded
 from ..tools.spec import Tool
 
 POLL_S = 0.05
@@ -76,6 +76,10 @@ class Driver:
 
     def on_prefill(self, event: PrefillProgressed) -> None:
         """For the session: has the progress of a prefill shown."""
+        self._queue.put(event)
+
+    def on_subagent(self, event: SubagentEvent) -> None:
+        """For the session: has what a subagent does shown."""
         self._queue.put(event)
 
     def turn(self, session: Session, text: str, *, choice: ToolChoice | None = None) -> TurnEnded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 
 from ..models import places_of_this_machine
 from ..sizes import size_text
+from ..store import SessionSummary
 from .opening import found_models, open_place
 from .options import PlaceOptions, takes
 from .terminal import print_columns, print_json
@@ -30,18 +32,27 @@ def sessions(as_json: AsJson = False, *, options: PlaceOptions) -> None:
     else:
         rows = [
             (
-                each.id,
+                f"└ {each.id}" if each.parent else each.id,
                 _when(each.last_event),
                 each.condition + (f" ({each.detail})" if each.detail else ""),
                 str(each.turns),
                 each.model,
                 each.first_line,
             )
-            for each in found
+            for each in _children_below(found)
         ]
         print_columns(
             ("session", "last event", "state", "turns", "model", "began with"), rows, no_color=options.no_color
         )
+
+
+def _children_below(found: Sequence[SessionSummary]) -> Iterator[SessionSummary]:
+    """Yield sessions in their order, subagents behind their parent; one whose parent is gone keeps its place."""
+    ids = {each.id for each in found}
+    for each in found:
+        if each.parent not in ids:
+            yield each
+            yield from (child for child in found if child.parent == each.id)
 
 
 def models(

@@ -213,7 +213,8 @@ def describe_event(logged: Logged) -> str:
 def _gist(event: Event) -> str:  # noqa: PLR0911 -- a line for each type of event
     match event:
         case SessionStart():
-            return f"{event.session} · {event.model_name} · n_ctx {event.n_ctx:,} · chapbook {event.chapbook}"
+            of = f" · subagent of {event.parent}" if event.parent else ""
+            return f"{event.session} · {event.model_name} · n_ctx {event.n_ctx:,} · chapbook {event.chapbook}{of}"
         case RequestHeader():
             sections = ", ".join(f"{section.name} {section.tokens:,}" for section in event.sections)
             return f"{event.reason} · dialect {event.dialect} · {sections}"

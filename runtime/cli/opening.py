@@ -20,7 +20,7 @@ from ..models import FoundModel, ModelPlaces, find_models, places_of_this_machin
 from ..prefix_cache.options import CacheOptions
 from ..sizes import size_text
 from ..store import Store
-from ..tools.builtin import builtin_tools
+from ..tools.builtin import builtin_tools, optional_tools
 from ..tools.spec import Tool, ToolContext, ToolOutput
 from .options import PlaceOptions
 
@@ -28,10 +28,15 @@ if TYPE_CHECKING:
     from ..llama import LlamaEngine
     from ..request import OnPrefill
     from ..session import Session
+    from ..subagent import OnSubagent
     from ..tools.policy import Ask
 
 FAST_COUNT_CHARACTERS = 64 * 1024
 """A text above this is counted by tiktoken, where it is proved for the model's vocabulary."""
+
+
+KNOWN_TOOLS = tuple(tool.name for tool in (*builtin_tools(), *optional_tools(subagents=True)))
+"""Every tool that a configuration may name, also where it is not switched on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +60,7 @@ def open_place(options: PlaceOptions) -> Place:
         user_file=user_config_file(os.environ),
         flags=flags,
     )
-    loaded.check_tools([tool.name for tool in builtin_tools()])
+    loaded.check_tools(KNOWN_TOOLS)
     store = Store.in_workspace(workspace, name=os.path.expanduser(loaded.config.store))  # noqa: PTH111  a text
     return Place(workspace=workspace, store=store, loaded=loaded)
 
@@ -142,7 +147,13 @@ def open_engine(model: Path, loaded: LoadedConfig, *, n_ctx: int | None = None) 
 
 
 def open_session(
-    engine: LlamaEngine, place: Place, *, resume: str | None, ask: Ask | None, on_prefill: OnPrefill | None
+    engine: LlamaEngine,
+    place: Place,
+    *,
+    resume: str | None,
+    ask: Ask | None,
+    on_prefill: OnPrefill | None,
+    on_subagent: OnSubagent | None = None,
 ) -> Session:
     """Open a session as configured. Raises what `Session.open` raises."""
     from ..session import Session  # noqa: PLC0415  the loop and all of its parts
@@ -159,12 +170,14 @@ def open_session(
         template=config.template,
         instructions=config.instructions,
         policies=config.tools.policies(),
+        subagents=config.tools.task,
     )
     host = SessionHost(
         tools=configured_tools(bash_timeout_s=config.tools.bash_timeout_s),
         hooks=lambda session: command_hooks(config.hooks, session=session, workspace=place.workspace),
         ask=ask,
         on_prefill=on_prefill,
+        on_subagent=on_subagent,
         count_tokens=LargeTextCounter(Path(engine.info.model_path), engine),
         cache_folder=template_cache_folder(),
     )
@@ -215,11 +228,10 @@ def parse_tool_choice(text: str) -> ToolChoice:
     kinds = {kind.value: kind for kind in (ChoiceKind.AUTO, ChoiceKind.REQUIRED, ChoiceKind.NONE)}
     if text in kinds:
         return ToolChoice(kinds[text])
-    names = [tool.name for tool in builtin_tools()]
-    if text in names:
+    if text in KNOWN_TOOLS:
         return ToolChoice(ChoiceKind.NAMED, text)
-    near = next(iter(get_close_matches(text, [*kinds, *names], n=1)), "")
-    hint = f"did you mean {near}?" if near else f"it is one of {', '.join([*kinds, *names])}"
+    near = next(iter(get_close_matches(text, [*kinds, *KNOWN_TOOLS], n=1)), "")
+    hint = f"did you mean {near}?" if near else f"it is one of {', '.join([*kinds, *KNOWN_TOOLS])}"
     raise UsageError(f"--tool-choice {text!r}: {hint}")
 
 

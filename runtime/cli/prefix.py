@@ -16,7 +16,7 @@ import typer
 from ..calls import ToolSchema
 from ..engine import EngineInfo
 from ..events import PrefixSection
-from ..tools.builtin import builtin_tools
+from ..tools.builtin import builtin_tools, optional_tools
 from ..tools.reserved import RESERVED_SCHEMAS
 from .opening import Place, configured_model, open_place, template_cache_folder
 from .options import ModelOptions, takes
@@ -29,7 +29,8 @@ def prefix(
 ) -> None:
     """Show the session prefix and its cost, with the whole default tool set."""
     place = open_place(options)
-    in_force = tuple(tool.schema for tool in builtin_tools())
+    optional = optional_tools(subagents=place.loaded.config.tools.task)
+    in_force = tuple(tool.schema for tool in (*builtin_tools(), *optional))
     composed = compose(configured_model(place), place, tool_sets=((*in_force, *RESERVED_SCHEMAS), in_force))
     whole, now = composed
     tokens, in_force_tokens = _tokens(whole), _tokens(now)

@@ -21,6 +21,7 @@ from ..stream import (
     SessionOpened,
     StepEnded,
     StreamEvent,
+    SubagentEvent,
     TextDelta,
     ToolFinished,
     ToolStarted,
@@ -84,6 +85,8 @@ class HumanView:
                 self._show_usage(step, usage)
             case TurnEnded():
                 self._show_end(event)
+            case SubagentEvent():
+                self._show_subagent(event)
             case _:
                 pass
 
@@ -156,6 +159,21 @@ class HumanView:
                 "evaluated again. This is a fault of chapbook; please report it with the session's log.",
                 LOUD,
             )
+
+    def _show_subagent(self, event: SubagentEvent) -> None:
+        """A line for each call, step and end of a subagent; what it says comes back as the result of its task."""
+        match event.event:
+            case PrefillProgressed():
+                self._waiting.prefill(event.event)
+            case ToolStarted(call=call):
+                self._line(f"subagent {event.session} · call {clipped(visible_line(call_text(call)))}", QUIET)
+                self._waiting.running(call.name)
+            case StepEnded(step=step, usage=usage):
+                self._line(f"subagent {event.session} · {visible_line(ledger_line(step, usage))}", QUIET)
+            case TurnEnded(reason=reason, rounds=rounds):
+                self._line(f"subagent {event.session} · ended, {reason}, rounds: {rounds}", QUIET)
+            case _:
+                pass
 
     def _say(self, text: str) -> None:
         if self._streams_answer:

@@ -113,7 +113,14 @@ def open_talk(options: SessionOptions, *, resume: str | None, as_json: bool = Fa
     engine = driver.work(lambda: open_engine(model, place.loaded, n_ctx=n_ctx))
     with engine:
         session = driver.work(
-            lambda: open_session(engine, place, resume=resume, ask=driver.ask, on_prefill=driver.on_prefill)
+            lambda: open_session(
+                engine,
+                place,
+                resume=resume,
+                ask=driver.ask,
+                on_prefill=driver.on_prefill,
+                on_subagent=driver.on_subagent,
+            )
         )
         with session:
             view.opened(session, placement=engine.placement.describe())

@@ -7,9 +7,15 @@ from .listing import list_folder
 from .read import read
 from .search import search
 from .spec import Tool
+from .task import task
 from .writing import edit, write
 
 
 def builtin_tools() -> tuple[Tool, ...]:
     """Return read, search, list, write, edit and bash; the order is part of every session prefix."""
     return (read, search, list_folder, write, edit, bash)
+
+
+def optional_tools(*, subagents: bool) -> tuple[Tool, ...]:
+    """Return the tools that a session has only where they are switched on; they stand behind all others."""
+    return (task,) if subagents else ()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
 
-from ...kernels.errors import ConfigError
+from ...kernels.errors import ConfigError, UsageError
 from ..calls import LoggedCall
 from .catalogue import Catalogue
 from .spec import Policy, Tool
@@ -70,3 +70,26 @@ class ToolPolicies:
         if approved:
             return Decision(True)
         return Decision(False, f"the user did not approve this call of {tool.name}")
+
+
+def check_usable(names: Sequence[str] | None, catalogue: Catalogue) -> None:
+    """Raise UsageError where a tool that is to be usable is not there."""
+    for name in names or ():
+        if name not in catalogue:
+            raise UsageError(f"there is no tool {name!r} that could be used; there are {', '.join(catalogue.names)}")
+
+
+def withheld_tools(
+    catalogue: Catalogue, usable: Sequence[str] | None, refusals: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Return the tools of the catalogue that a session may not call, and why; `usable` None: all may be.
+
+    `refusals` holds what is withheld whatever is usable.
+    """
+    may_call = ", ".join(usable or ()) or "no tool"
+    reasons = {
+        name: f"{name} may not be called in this session, which may call {may_call}; work without it"
+        for name in catalogue.names
+        if usable is not None and name not in usable
+    }
+    return {**reasons, **refusals}

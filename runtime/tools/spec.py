@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from ...kernels.errors import ToolDenied
 from ..calls import CallId, ToolSchema
 from ..cancel import Cancel
 
 if TYPE_CHECKING:
+    from ..subagent import RunSubagent, SubagentReport
     from .workspace import Workspace
 
 
@@ -42,9 +44,16 @@ class ToolOutput(msgspec.Struct, frozen=True, kw_only=True):
     is_error: bool = False
 
 
+def _no_subagent(*_: object, **__: object) -> SubagentReport:
+    raise ToolDenied("subagents belong to a session, and this call is not made in one")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """What a tool's body may use. `arrival_tokens` is the size over which a result would be stubbed."""
+    """What a tool's body may use. `arrival_tokens` is the size over which a result would be stubbed.
+
+    `subagent` runs a subagent of the session (`Session.subagent`), which is cancelled with the call.
+    """
 
     workspace: Workspace
     cancel: Cancel
@@ -52,6 +61,7 @@ class ToolContext:
     capture_folder: Path
     arrival_tokens: int
     count_tokens: Callable[[str], int]
+    subagent: RunSubagent = _no_subagent
 
 
 class ToolBody(Protocol):

@@ -168,6 +168,13 @@ def test_a_misspelt_tool_is_refused_where_it_stands(place: Place) -> None:
     place.load().check_tools(["bash", "read"])
 
 
+def test_a_policy_for_a_tool_that_is_off_waits_until_it_is_on(place: Place) -> None:
+    place.user_file.write_text('[tools]\ndeny = ["task", "bash"]\n')
+    assert place.load().config.tools.policies() == {"bash": Policy.DENY}
+    place.user_file.write_text('[tools]\ntask = true\ndeny = ["task", "bash"]\n')
+    assert place.load().config.tools.policies() == {"bash": Policy.DENY, "task": Policy.DENY}
+
+
 def test_a_misspelt_tool_in_a_hook_is_refused(place: Place) -> None:
     place.user_file.write_text('[[hooks.before]]\ncommand = ["no"]\ntools = ["zzz"]\n')
     with pytest.raises(ConfigError, match=r'hooks.before: no tool is named "zzz"; there are: bash, read'):

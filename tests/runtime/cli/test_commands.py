@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from chapbook.runtime.scripted import ScriptedEngine
+from chapbook.runtime.session import Session
+
 PROGRAM = Path(sys.executable).with_name("chapbook")
 SMALL = "--n-ctx=8192", "--max-reply-tokens=24", "--seed=1", "--tool-choice=none", "--set=turn.continuations=0"
 
@@ -49,6 +52,18 @@ def test_sessions_are_listed_and_what_they_began_with_is_harmless(run, terminal,
     assert session.name in program.shown
     assert "look\\u001b[2J at @README.md" in program.shown
     assert "\x1b" not in program.shown
+
+
+def test_subagents_stand_below_their_session(run, workspace):
+    engine = ScriptedEngine(["one", "child", "two"], n_ctx=65_536)
+    with Session.open(engine, workspace=workspace) as first, Session.open(engine, workspace=workspace) as second:
+        list(first.send("first"))
+        child = first.subagent("the task").session
+        list(second.send("second"))
+    listed = [line.split("  ")[0] for line in lines_of(run("sessions"))[1:]]
+    assert listed == [second.id, first.id, f"└ {child}"]
+    assert f"subagent of {first.id}" in run("log", "show", child).stdout
+    assert "model" in run("sessions", "--set", 'tools.deny=["task"]').stdout, "a policy may name it while it is off"
 
 
 @pytest.mark.slow  # it starts the program several times

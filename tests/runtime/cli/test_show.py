@@ -7,7 +7,15 @@ import pytest
 from chapbook.runtime.calls import CallId, LoggedCall
 from chapbook.runtime.cli.show import HumanView
 from chapbook.runtime.events import BreakReport, StepUsage, TurnEndReason
-from chapbook.runtime.stream import NoticeGiven, StepEnded, TextDelta, ToolFinished, ToolStarted, TurnEnded
+from chapbook.runtime.stream import (
+    NoticeGiven,
+    StepEnded,
+    SubagentEvent,
+    TextDelta,
+    ToolFinished,
+    ToolStarted,
+    TurnEnded,
+)
 
 CALL = LoggedCall(id=CallId("call00001"), name="read", arguments={"path": "a\x1b[2J\nstep 9 · all is well", "limit": 3})
 USAGE = StepUsage(window=20, cached=12, evaluated=8, generated=5, bound=8)
@@ -71,3 +79,19 @@ def test_a_turn_that_was_not_completed_says_why(shown):
 
 def test_notices_are_one_line_each(shown):
     assert shown(NoticeGiven(producer="mentions", text="no file\n'x'")).err == "mentions: no file\\n'x'\n"
+
+
+def test_a_subagent_is_a_line_for_each_call_step_and_end_and_its_words_are_no_part_of_the_answer(shown):
+    inner = (
+        TextDelta(text="inner"),
+        ToolStarted(call=CALL),
+        result(),
+        StepEnded(turn=1, step=1, usage=USAGE),
+        ended("x"),
+    )
+    written = shown(*(SubagentEvent(session="the-child", event=event) for event in inner), ended("It is blue."))
+    assert written.out == "It is blue.\n"
+    call, step, end = written.err.splitlines()
+    assert call.startswith("subagent the-child · call read path=a\\u001b[2J")
+    assert step.startswith("subagent the-child · step 1 · 20 in window · 12 cached")
+    assert end == "subagent the-child · ended, completed, rounds: 2"
