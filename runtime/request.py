@@ -24,7 +24,7 @@ from .engine import (
 )
 from .events import BreakReport, StepUsage
 from .reply_stream import ReplyStream
-from .stream import PrefillProgressed, ReasoningDelta, StepStarted, StreamEvent, TextDelta
+from .stream import NoticeGiven, PrefillProgressed, ReasoningDelta, StepStarted, StreamEvent, TextDelta
 from .transcript import Transcript
 
 OnPrefill = Callable[[PrefillProgressed], None]
@@ -109,14 +109,18 @@ class Requester:
         transcript = self._transcript
         repeated = transcript.evaluated
         transcript.open_reply(step=asked.step, continues=asked.continues, tool_choice=asked.tool_choice)
-        request = transcript.window.tokens()
+        request, points = transcript.window.tokens(), transcript.window.points()
         broken = transcript.window.broken_from(repeated)
         bound = self._bound.bound(request)
         # It is in the log, so it counts for the bound of the next one, whatever comes of it.
         self._bound.add(request, reply=NO_TOKENS)
         yield StepStarted(turn=transcript.turn, step=asked.step, window_tokens=len(request))
         started_s = self._clock()
-        sync = self._engine.sync(self._sequence, request, progress=self._progress(started_s), cancel=asked.cancel)
+        sync = self._engine.sync(
+            self._sequence, request, points=points, progress=self._progress(started_s), cancel=asked.cancel
+        )
+        for note in sync.notes:
+            yield NoticeGiven(producer="cache", text=note, to_model=False)
 
         def settle(report: GenerationReport | None) -> StepUsage:
             if report is not None:
@@ -133,6 +137,10 @@ class Requester:
             asked.keep(generation.report, settle(generation.report))
             raise
         return ModelReply(report=generation.report, text_shown=text_shown, usage=settle(generation.report))
+
+    def rest(self) -> None:
+        """Note that the turn has ended: what is resident is worth keeping across a restart."""
+        self._engine.rest(self._sequence)
 
     def _generate(self, asked: Asked, *, room_tokens: int) -> Generation:
         return self._engine.generate(

@@ -17,6 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ..kernels.errors import EngineClosed, EngineError
+from ..kernels.prefix import common_prefix_length
 from ..kernels.tokens import NO_TOKENS, TokenId, TokenIds, concat_tokens, token_ids
 from .cancel import Cancel
 from .engine import (
@@ -35,7 +36,7 @@ from .engine import (
     SyncReport,
     SyncSource,
 )
-from .sync_plan import HeldMemory, SyncPlan, plan_sync
+from .prefix_cache.plan import Held, HeldRun, SyncPlan, plan_sync
 from .text_watch import TextWatch
 
 Reply: TypeAlias = "str | Callable[[TokenIds], str]"
@@ -302,16 +303,17 @@ class ScriptedEngine(ByteTokenizer):
         return tokens[: ends[0]] if ends else tokens
 
     def _prepare(self, state: _Sequence, wanted: TokenIds) -> SyncPlan:
+        rung = len(state.snapshot)
+        goes_back = rung and common_prefix_length(state.snapshot, wanted) == rung
+        own = HeldRun(
+            where=Held.OWN, tokens=state.run, logits_at_hand=state.logits_at_hand, first_held=state.first_held
+        )
         plan = plan_sync(
             wanted,
-            HeldMemory(
-                kind=self.info.memory,
-                resident=state.run,
-                logits_at_hand=state.logits_at_hand,
-                window_tokens=self.info.sliding_window_tokens,
-                first_held=state.first_held,
-                snapshot=state.snapshot,
-            ),
+            (own,) if len(state.run) else (),
+            kind=self.info.memory,
+            window_tokens=self.info.sliding_window_tokens,
+            rungs=(rung,) if goes_back else (),
         )
         if not plan.keep:
             lost, state.lost = state.lost, ""

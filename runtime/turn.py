@@ -122,8 +122,10 @@ class Turn:
             end = _TurnOver(TurnEndReason.ERROR, str(error))
         except GeneratorExit:
             transcript.recover()
+            self.parts.requester.rest()
             raise
         transcript.end_turn(end.reason, rounds=self._rounds, detail=end.detail)
+        self.parts.requester.rest()
         yield TurnEnded(turn=number, reason=end.reason, rounds=self._rounds, text=self._last_text, detail=end.detail)
 
     def _attach(self) -> Iterator[StreamEvent]:

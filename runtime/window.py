@@ -9,6 +9,7 @@ from itertools import accumulate
 
 from ..kernels.prefix import common_prefix_length
 from ..kernels.tokens import TokenIds, concat_tokens
+from .engine import SyncPoints
 from .events import BreakReport, SegmentKind
 
 
@@ -82,6 +83,13 @@ class Window:
         for segment in self.segments:
             counts[segment.kind] = counts.get(segment.kind, 0) + len(segment.tokens)
         return counts
+
+    def points(self) -> SyncPoints:
+        """Return where a later request may part from this one: after the session prefix, and after each message."""
+        kinds = [segment.kind for segment in self.segments]
+        prefix = next((index for index, kind in enumerate(kinds) if kind is not SegmentKind.PREFIX), len(kinds))
+        messages = [end for kind, end in zip(kinds, self._ends, strict=True) if kind is SegmentKind.MESSAGE]
+        return SyncPoints(pinned=(self.start_of(prefix),) if prefix else (), ring=tuple(messages))
 
     def broken_from(self, earlier: TokenIds) -> BreakReport | None:
         """Return where this window stops repeating `earlier`, a request and its reply; None where it repeats it all."""

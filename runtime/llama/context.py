@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from ...kernels.errors import DecodeFailed
 from ...kernels.tokens import TokenIds, token_ids
 from ..engine import MemoryKind, OnDecode
+from ..prefix_cache.pool import StateBytes
 from .batch import TokenBatch
+from .cells import Cells
 from .library import CancelFlag, library
 from .memory import ContextMemory
-from .sequence import SequenceState, Snapshot
+from .sequence import LastGood, SequenceState
 
 _NO_SLOT, _ABORTED = 1, 2
 _RECURRENT_KINDS = frozenset({MemoryKind.RECURRENT, MemoryKind.HYBRID})
@@ -37,9 +39,17 @@ class LlamaContext:
     """Evaluates tokens of one sequence at a time and keeps its account true, whatever happens in between."""
 
     def __init__(
-        self, pointer: Any, *, vocab_size: int, kind: MemoryKind, n_batch: int, on_decode: OnDecode | None
+        self,
+        pointer: Any,
+        *,
+        cells: Cells,
+        vocab_size: int,
+        kind: MemoryKind,
+        n_batch: int,
+        on_decode: OnDecode | None,
     ) -> None:
         self.pointer = pointer
+        self.cells = cells
         self.memory = ContextMemory(pointer)
         self._api = library().api
         self._vocab_size = vocab_size
@@ -73,7 +83,7 @@ class LlamaContext:
             self._on_decode(sequence.id, token_ids((token,)), position)
         code = self._api.llama_decode(self.pointer, self._batch.raw)
         if code == 0:
-            sequence.run.append(token)
+            sequence.run.append(token, self.cells.fill(1))
             sequence.logits_at_hand = True
             self._live = sequence
             return Decoded.DONE
@@ -91,7 +101,7 @@ class LlamaContext:
             self._on_decode(sequence.id, token_ids(tokens.copy()), position)
         code = self._api.llama_decode(self.pointer, self._batch.raw)
         if code == 0:
-            sequence.run.extend(tokens)
+            sequence.run.extend(tokens, self.cells.fill(len(tokens)))
             sequence.logits_at_hand = last_logits or all_logits
             self._live = sequence if sequence.logits_at_hand else None
             return Decoded.DONE
@@ -114,43 +124,72 @@ class LlamaContext:
         assert pointer
         return np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self._vocab_size,))
 
-    def take_snapshot(self, sequence: SequenceState) -> None:
-        """Keep a copy of what a recurrent state is now: the only way back to here. Nothing on memory that rewinds."""
+    def keep_last_good(self, sequence: SequenceState) -> None:
+        """Copy what a recurrent state is now: the only way back from an aborted decode. Else it does nothing."""
         if self.survives_abort:
             return
         assert sequence.slot is not None
-        state = self.memory.copy_state(sequence.slot)
-        sequence.snapshot = Snapshot(sequence.run.copy(), state) if state is not None else None
+        state = self.memory.copy_state(sequence.slot, partial=True)
+        sequence.last_good = LastGood(len(sequence.run), state) if state is not None else None
 
     def rewind(self, sequence: SequenceState, keep: int) -> bool:
-        """Forget everything from position `keep` on; where this fails nothing at all is left. `sync_plan` decides."""
+        """Forget everything from position `keep` on; where this fails nothing at all is left. `plan` decides."""
         assert sequence.slot is not None
-        self._invalidate(sequence)
         if keep and self.memory.drop_tail(sequence.slot, keep):
-            sequence.run.truncate(keep)
+            self._cut(sequence, keep)
             return True
         self.clear(sequence)
         return keep == 0
 
-    def restore(self, sequence: SequenceState) -> bool:
-        """Go back to the snapshot; where there is none, or it fails, nothing is left."""
+    def share(self, source: SequenceState, target: SequenceState, length: int) -> None:
+        """Let `target`, which has a slot and an empty run, hold the first `length` tokens of `source` too."""
+        assert source.slot is not None
+        assert target.slot is not None
+        self.memory.share(source.slot, target.slot, length)
+        target.run.share(source.run, length)
+        target.changes += 1
+
+    def restore_whole(self, sequence: SequenceState, tokens: TokenIds, state: StateBytes) -> bool:
+        """Put a whole state after `tokens` into a sequence with an empty run; where it fails nothing is left."""
         assert sequence.slot is not None
-        self._invalidate(sequence)
-        snapshot = sequence.snapshot
-        if snapshot is not None:
-            kept = len(snapshot.tokens)
-            if self.memory.restore_state(sequence.slot, snapshot.state, position=kept):
-                sequence.run.truncate(kept)
-                return True
-        self.clear(sequence)
-        return False
+        if not self.memory.restore_whole(sequence.slot, state, tokens=len(tokens)):
+            self.memory.clear(sequence.slot)
+            return False
+        sequence.run.extend(tokens, self.cells.fill(len(tokens)))
+        sequence.changes += 1
+        return True
+
+    def restore_partial(self, sequence: SequenceState, state: StateBytes, *, length: int, tokens: TokenIds) -> bool:
+        """Go back to a partial state after the first `length` of `tokens`; where it fails nothing is left.
+
+        The resident run shares these tokens, unless the partial state is all there is (recurrent memory).
+        """
+        assert sequence.slot is not None
+        restored = self.memory.restore_partial(sequence.slot, state, position=length)
+        if not restored:
+            self.clear(sequence)
+            return False
+        held = min(len(sequence.run), length)
+        self._cut(sequence, held)
+        sequence.run.extend(tokens[held:length], self.cells.fill(length - held))
+        return True
 
     def clear(self, sequence: SequenceState) -> None:
         """Forget all of a sequence; it keeps its slot."""
         if sequence.slot is not None:
             self.memory.clear(sequence.slot)
-        self._invalidate(sequence)
-        sequence.forget()
+        self._cut(sequence, 0)
+
+    def forget(self, sequence: SequenceState) -> None:
+        """Note that the context's logits are those of `sequence` no more."""
+        if self._live is sequence:
+            self._live = None
+        sequence.forget_logits()
+
+    def _cut(self, sequence: SequenceState, length: int) -> None:
+        self.cells.let_go(sequence, keep=length)
+        self.forget(sequence)
+        sequence.cut(length)
 
     def _claim(self, sequence: SequenceState) -> None:
         """Put the logits of another sequence aside, and note that those of this one are about to change."""
@@ -160,26 +199,21 @@ class LlamaContext:
         self._live = None
         sequence.forget_logits()
 
-    def _invalidate(self, sequence: SequenceState) -> None:
-        if self._live is sequence:
-            self._live = None
-        sequence.forget_logits()
-
     def _settle(self, sequence: SequenceState, tokens: TokenIds, code: int) -> Decoded:
         """Make the account true after a decode of `tokens` that did not succeed.
 
         An abort keeps the ubatches that were finished. On a recurrent state the position then overstates what was
-        computed, so that it has to go back to the snapshot.
+        computed, so that it has to go back to the last good one.
         """
         if code == _NO_SLOT:
             return Decoded.NO_ROOM
         position = len(sequence.run)
         if not self.survives_abort:
-            self.restore(sequence)
+            self._back_to_last_good(sequence)
         else:
             assert sequence.slot is not None
-            sequence.run.extend(tokens)
-            sequence.run.truncate(self.memory.held_tokens(sequence.slot))
+            sequence.run.extend(tokens, self.cells.fill(len(tokens)))
+            self._cut(sequence, self.memory.held_tokens(sequence.slot))
         if code == _ABORTED:
             return Decoded.CANCELLED
         raise DecodeFailed(
@@ -188,3 +222,10 @@ class LlamaContext:
             code=code,
             position=position,
         )
+
+    def _back_to_last_good(self, sequence: SequenceState) -> None:
+        good = sequence.last_good
+        if good is None:
+            self.clear(sequence)
+            return
+        self.restore_partial(sequence, good.state, length=good.length, tokens=sequence.run.copy())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import weakref
 from pathlib import Path
 from typing import Self
@@ -18,6 +19,7 @@ from ..engine import (
     NO_POINTS,
     EngineInfo,
     Grammar,
+    MemoryKind,
     OnDecode,
     PrefillProgress,
     Sampling,
@@ -26,21 +28,35 @@ from ..engine import (
     SyncReport,
 )
 from ..gguf import fingerprint
+from ..prefix_cache.identity import CacheIdentity
+from ..prefix_cache.machine import budgets_of_this_machine
+from ..prefix_cache.options import CacheOptions
+from ..prefix_cache.pool import SnapshotPool
+from ..prefix_cache.snapshot_files import SnapshotFiles
+from ..prefix_cache.snapshot_index import SnapshotIndex
 from ..text_watch import TextWatch
+from .build_info import build_info
+from .cells import Cells
 from .constraint import ReplyConstraint
 from .context import LlamaContext
 from .generation import LlamaGeneration
 from .grammar import GrammarShelf
+from .keeper import Keeper
 from .library import library
 from .loading import OUTPUTS_MOST, ContextOptions, LoadedModel, load_model, memory_kind
 from .placement import KV_ELEMENT_BYTES, Placement, free_memory_bytes, physical_cores, place
+from .places import Places
 from .residency import Residency, check_ids, check_run, end_generation
+from .reuse import Reuse
 from .sampler import Sampler
 from .tokenizer import LlamaTokenizer
 from .turns import Turns
 
 DEFAULT_BATCH_TOKENS = 512
-DEFAULT_SEQUENCES = 4
+DEFAULT_SEQUENCES = 8
+"""Of full attention, where a slot costs nothing: sessions, and what was parked of them."""
+DEFAULT_STATES = 2
+"""Of any other memory, where every slot has a window or a state of its own, and idle ones move to snapshots."""
 _SAMPLING_KEYS = {
     "temperature": "temp",
     "top_k": "top_k",
@@ -57,12 +73,18 @@ MOST_SEQUENCES = 256
 class LlamaEngine:
     """A loaded model. See `engine.Engine` for what the methods promise; `open` makes one.
 
-    `n_sequences` are resident at once at most; more may be open. Where cells or places run out, the least recently
-    used idle sequence gives up all of its memory, and says so as the reason of its next sync.
+    `n_sequences` hold memory at once at most; more may be open. Where cells or slots run out, the least recently used
+    idle sequence gives way, into a memory snapshot where there is room for one. `cache_budgets` says what there is.
     """
 
     def __init__(
-        self, model: LoadedModel, options: ContextOptions, placement: Placement, on_decode: OnDecode | None
+        self,
+        model: LoadedModel,
+        options: ContextOptions,
+        placement: Placement,
+        *,
+        cache: CacheOptions,
+        on_decode: OnDecode | None,
     ) -> None:
         api = library().api
         model.open_context(options)
@@ -71,23 +93,66 @@ class LlamaEngine:
         self._turns = Turns()
         self.tokenizer = LlamaTokenizer(model.vocab)
         # llama.cpp rounds the window up, and may lower the batch to it.
-        self._n_ctx = min(placement.n_ctx, api.llama_n_ctx(model.context))
+        n_cells = int(api.llama_n_ctx(model.context))
+        self._n_ctx = min(placement.n_ctx, n_cells)
         n_batch = min(options.n_batch, api.llama_n_batch(model.context))
         self._kind = memory_kind(model, swa_full=options.swa_full)
         self._window_tokens = int(api.llama_model_n_swa(model.pointer))
+        self._info = self._describe()
+        self.identity = _identity(self._info, model, options)
         self.context = LlamaContext(
-            model.context, vocab_size=self.tokenizer.size, kind=self._kind, n_batch=n_batch, on_decode=on_decode
+            model.context,
+            cells=Cells(n_slots=options.n_sequences, n_cells=None if self._kind is MemoryKind.RECURRENT else n_cells),
+            vocab_size=self.tokenizer.size,
+            kind=self._kind,
+            n_batch=n_batch,
+            on_decode=on_decode,
         )
-        self.residency = Residency(
+        self.residency = self._open_cache(cache, n_batch=n_batch)
+        self._grammars = GrammarShelf(self.tokenizer, model.vocab)
+
+    def _open_cache(self, cache: CacheOptions, *, n_batch: int) -> Residency:
+        """Put the parts of the prefix cache together, with budgets from what is free now that the model is loaded."""
+        seed, rewinds = self.identity.seed, self._kind.rewinds
+        folder = None if cache.folder is None else Path(cache.folder)
+        held_bytes = 0 if folder is None else SnapshotIndex(folder).survey().held_bytes
+        self.cache_budgets = budgets_of_this_machine(cache, used_by_cache_bytes=held_bytes)
+        self.pool = SnapshotPool(
+            self.cache_budgets.memory_bytes,
+            reserve_bytes=self.cache_budgets.reserve_bytes,
+            seed=seed,
+            available_bytes=free_memory_bytes,
+        )
+        files = None
+        if folder is not None and self.cache_budgets.disk_bytes:
+            files = SnapshotFiles(
+                folder, identity=self.identity, budget_bytes=self.cache_budgets.disk_bytes, clock=time.time
+            )
+        notes: list[str] = []
+        self.keeper = Keeper(
             self.context,
             self._turns,
+            self.pool,
+            files,
+            seed=seed,
+            modes=cache.modes,
+            rewinds=rewinds,
+            rest_s=cache.rest_s,
+            note=notes.append,
+        )
+        places = Places(self.context, self.pool, seed=seed, modes=cache.modes, rewinds=rewinds, spill=self.keeper.spill)
+        reuse = Reuse(
+            self.context,
+            places,
+            self.pool,
+            files,
             kind=self._kind,
             window_tokens=self._window_tokens,
-            n_places=options.n_sequences,
-            n_batch=n_batch,
+            seed=seed,
+            modes=cache.modes,
+            notes=notes,
         )
-        self._grammars = GrammarShelf(self.tokenizer, model.vocab)
-        self._info = self._describe()
+        return Residency(self.context, self._turns, places, reuse, kind=self._kind, n_batch=n_batch)
 
     @classmethod
     def open(
@@ -102,11 +167,14 @@ class LlamaEngine:
         type_k: str | None = None,
         type_v: str | None = None,
         flash_attn: bool | None = None,
-        n_sequences: int = DEFAULT_SEQUENCES,
+        n_sequences: int | None = None,
         swa_full: bool = False,
+        cache: CacheOptions | None = None,
         on_decode: OnDecode | None = None,
     ) -> Self:
         """Load the GGUF at `path`. None means: the best that is known (`placement` says why for `n_ctx`).
+
+        Without `cache` snapshots are kept in memory only, within a share of what is free.
 
         Raises ModelFileError where it is no whole GGUF, ModelLoadError where llama.cpp refuses it, UsageError for an
         option out of its range.
@@ -127,17 +195,17 @@ class LlamaEngine:
                 type_v=cache_types[1],
             )
             options = ContextOptions(
-                n_cells=placement.n_ctx,
+                n_cells=placement.n_cells,
                 n_batch=max(batch, OUTPUTS_MOST),
                 n_ubatch=max(ubatch, OUTPUTS_MOST),
                 n_threads=n_threads or physical_cores(),
-                n_sequences=n_sequences,
+                n_sequences=n_sequences or default_sequences(memory_kind(model, swa_full=swa_full)),
                 type_k=cache_types[0],
                 type_v=cache_types[1],
                 flash_attn=flash_attn,
                 swa_full=swa_full,
             )
-            return cls(model, options, placement, on_decode)
+            return cls(model, options, placement, cache=cache or CacheOptions(), on_decode=on_decode)
         except BaseException:
             model.close()
             raise
@@ -178,18 +246,22 @@ class LlamaEngine:
 
     def fork(self, sequence: SequenceId, *, at: int) -> SequenceId:
         """See `engine.Engine.fork`."""
-        raise NotImplementedError
+        with self._turns:
+            return self.residency.fork(sequence, at=at).id
 
     def rest(self, sequence: SequenceId) -> None:
         """See `engine.Engine.rest`."""
+        with self._turns:
+            self.keeper.rest(self.residency.state(sequence))
 
     def settle(self) -> None:
         """See `engine.Engine.settle`."""
+        self.keeper.settle()
 
     def resident(self, sequence: SequenceId) -> TokenIds:
         """See `engine.Engine.resident`."""
         with self._turns:
-            return self.residency.state(sequence).run.copy()
+            return self.residency.held(self.residency.state(sequence))
 
     def sync(
         self,
@@ -203,7 +275,7 @@ class LlamaEngine:
     ) -> SyncReport:
         """See `engine.Engine.sync`. A reply of this sequence that is still being generated is ended."""
         check_run(wanted, n_ctx=self._n_ctx, vocab_size=self.tokenizer.size)
-        return self.residency.sync(sequence, wanted, progress=progress, cancel=cancel)
+        return self.residency.sync(sequence, wanted, points=points, reuse=reuse, progress=progress, cancel=cancel)
 
     def generate(
         self,
@@ -223,8 +295,9 @@ class LlamaEngine:
         with self._turns:
             state = self.residency.state(sequence)
             end_generation(state)
-            if not state.logits_at_hand:
+            if not self.residency.ready(state):
                 raise EngineError(f"sequence {sequence} has no logits to go on from: sync it first")
+            state.awaits_reply = False
             constraint = self._constraint(grammar, so_far) if grammar is not None and forced is None else None
             queued = constraint.forced_start(so_far) if constraint is not None else NO_TOKENS
             generation = LlamaGeneration(
@@ -268,9 +341,12 @@ class LlamaEngine:
         with self._turns:
             self.residency.check_open()
             self.residency.check_integrity()
+            self.pool.check_integrity()
 
     def close(self) -> None:
-        """See `engine.Engine.close`."""
+        """See `engine.Engine.close`. What is worth keeping across a restart is written first."""
+        if not self.residency.is_closed:
+            self.keeper.close()
         with self._turns:
             if not self.residency.is_closed:
                 self.residency.close()
@@ -315,15 +391,39 @@ class LlamaEngine:
 
 
 def _check_options(
-    *, n_ctx: int | None, n_batch: int, n_ubatch: int, n_sequences: int, cache_types: tuple[str, str]
+    *, n_ctx: int | None, n_batch: int, n_ubatch: int, n_sequences: int | None, cache_types: tuple[str, str]
 ) -> None:
-    if not 1 <= n_sequences <= MOST_SEQUENCES:
+    if n_sequences is not None and not 1 <= n_sequences <= MOST_SEQUENCES:
         raise UsageError(f"n_sequences is {n_sequences}: it is 1 to {MOST_SEQUENCES}")
     if min(n_batch, n_ubatch) < 1 or (n_ctx is not None and n_ctx < 1):
         raise UsageError(f"n_ctx, n_batch and n_ubatch are 1 or more, not {n_ctx}, {n_batch}, {n_ubatch}")
     for name in cache_types:
         if name not in KV_ELEMENT_BYTES:
             raise UsageError(f"{name!r} is no type of KV cache: it is one of {', '.join(KV_ELEMENT_BYTES)}")
+
+
+def default_sequences(kind: MemoryKind) -> int:
+    """Return how many sequences hold memory at once where nothing is said."""
+    return DEFAULT_SEQUENCES if kind.rewinds else DEFAULT_STATES
+
+
+def _identity(info: EngineInfo, model: LoadedModel, options: ContextOptions) -> CacheIdentity:
+    build = build_info()
+    flash = {None: "auto", True: "on", False: "off"}[options.flash_attn]
+    # Models with two sets of RoPE factors take the long ones where the context is larger than the original one.
+    original = model.metadata.number(f"{model.metadata.architecture}.rope.scaling.original_context_length")
+    long_factors = original is not None and options.n_cells > original
+    return CacheIdentity(
+        fingerprint=info.fingerprint,
+        model_name=info.model_name,
+        memory=str(info.memory),
+        type_k=options.type_k,
+        type_v=options.type_v,
+        flash_attn=flash,
+        rope="long factors" if long_factors else "",
+        lora="",
+        build=f"{build.llama_cpp} ({build.llama_cpp_python})",
+    )
 
 
 def _log_probability(logits: NDArray[np.float32], token: int) -> float:

@@ -1,20 +1,19 @@
-"""The KV cache or recurrent state of a context, by slot (`seq_id`). Thin: what to do is decided in `sync_plan`."""
+"""The KV cache or recurrent state of a context, by slot (`seq_id`). Thin: what to do is decided elsewhere."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ..prefix_cache.pool import StateBytes, new_buffer
 from .library import library
-
-StateCopy: TypeAlias = NDArray[np.uint8]
 
 
 class ContextMemory:
-    """What llama.cpp remembers in one context. Positions count from 0; an empty slot has neither end."""
+    """What llama.cpp remembers in one context. Positions count from 0; an empty slot has neither end.
+
+    A *whole* state is all that a slot holds. A *partial* one leaves out what can be rewound: full attention's cells.
+    """
 
     def __init__(self, context: Any) -> None:
         self._api = library().api
@@ -40,24 +39,51 @@ class ContextMemory:
         """Forget all of a slot, which never fails."""
         self._api.llama_memory_seq_rm(self._memory, slot, -1, -1)
 
-    def copy_state(self, slot: int) -> StateCopy | None:
-        """Return a copy of the part of the state that cannot be rewound, None where llama.cpp gives none."""
-        flags = self._api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-        size = self._api.llama_state_seq_get_size_ext(self._context, slot, flags)
-        copy: StateCopy = np.empty(size, dtype=np.uint8)
-        written = self._api.llama_state_seq_get_data_ext(self._context, _address(copy), size, slot, flags)
-        return copy if size and written == size else None
+    def share(self, source: int, target: int, length: int) -> None:
+        """Let `target`, which is empty, hold the first `length` cells of `source` too. Full attention only.
 
-    def restore_state(self, slot: int, copy: StateCopy, *, position: int) -> bool:
-        """Put a copy taken at `position` back, and forget what any attention layers hold from there on.
+        On a sliding window shared cells make the next decode fail, and recurrent memory copies the whole state.
+        """
+        self._api.llama_memory_seq_cp(self._memory, source, target, 0, length)
+
+    def state_bytes(self, slot: int, *, partial: bool) -> int:
+        """Return the size of a copy of a slot's state."""
+        return int(self._api.llama_state_seq_get_size_ext(self._context, slot, self._flags(partial=partial)))
+
+    def copy_state(self, slot: int, *, partial: bool, into: StateBytes | None = None) -> StateBytes | None:
+        """Return a copy of a slot's state, in `into` if given, which has its size. None where llama.cpp gives none."""
+        size = self.state_bytes(slot, partial=partial)
+        copy = new_buffer(size) if into is None and size else into
+        if copy is None or copy.size != size:
+            return None
+        flags = self._flags(partial=partial)
+        written = self._api.llama_state_seq_get_data_ext(self._context, _address(copy), size, slot, flags)
+        return copy if written == size else None
+
+    def restore_whole(self, slot: int, copy: StateBytes, *, tokens: int) -> bool:
+        """Put a whole state of `tokens` tokens into an empty slot. On False the slot is to be cleared."""
+        flags = self._flags(partial=False)
+        if not self._api.llama_state_seq_set_data_ext(self._context, _address(copy), copy.size, slot, flags):
+            return False
+        return self.held_tokens(slot) == tokens
+
+    def restore_partial(self, slot: int, copy: StateBytes, *, position: int) -> bool:
+        """Put a partial state taken at `position` back, and forget what full attention holds from there on.
 
         On False the slot holds nothing of use and is to be cleared.
         """
-        flags = self._api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        flags = self._flags(partial=True)
         if not self._api.llama_state_seq_set_data_ext(self._context, _address(copy), copy.size, slot, flags):
             return False
         return self.drop_tail(slot, position) and self.held_tokens(slot) == position
 
+    def all_cells_bytes(self) -> int:
+        """Return the size of the state of all slots, in which a cell that several share counts once. For checks."""
+        return int(self._api.llama_state_get_size(self._context))
 
-def _address(data: StateCopy) -> Any:
+    def _flags(self, *, partial: bool) -> int:
+        return int(self._api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) if partial else 0
+
+
+def _address(data: StateBytes) -> Any:
     return ctypes.cast(data.ctypes.data, ctypes.POINTER(ctypes.c_uint8))

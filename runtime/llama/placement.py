@@ -18,6 +18,9 @@ FALLBACK_CONTEXT_TOKENS: Final = 4096
 LEAST_CONTEXT_TOKENS: Final = 2048
 """The window is not lowered below this: what is too large then is for llama.cpp to refuse."""
 
+SPARE_CELLS_DIVISOR: Final = 4
+"""A quarter of the window in further cells."""
+
 CONTEXT_STEP_TOKENS: Final = 256
 """llama.cpp rounds a window up to a multiple of this."""
 
@@ -29,9 +32,14 @@ KV_ELEMENT_BYTES: Final = {
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """The window that was chosen and why. Bytes are estimates; `kv_bytes` is for a full window."""
+    """The window that was chosen and why. Bytes are estimates.
+
+    `n_cells` are allocated, in `kv_bytes`: those of a full window, and where memory allows a quarter more, for a
+    checkpoint that is built beside it and for short sequences that stay resident.
+    """
 
     n_ctx: int
+    n_cells: int
     n_ctx_trained: int
     weights_bytes: int
     kv_bytes: int
@@ -62,10 +70,10 @@ def place(
     per_token = kv_bytes_per_token(metadata, type_k=type_k, type_v=type_v)
     compute = _compute_bytes(metadata, n_ubatch=n_ubatch, n_outputs=n_outputs)
     weights = metadata.file_size
+    room = int(free_bytes * MEMORY_SHARE) - weights - compute
     if asked_n_ctx is not None:
         chosen, reason = asked_n_ctx, "as asked"
     else:
-        room = int(free_bytes * MEMORY_SHARE) - weights - compute
         fitting = max(0, room // per_token) if per_token else trained
         if trained <= fitting:
             chosen, reason = trained, "the trained context"
@@ -73,11 +81,17 @@ def place(
             stepped = fitting // CONTEXT_STEP_TOKENS * CONTEXT_STEP_TOKENS
             chosen = min(trained, max(LEAST_CONTEXT_TOKENS, stepped))
             reason = f"lowered from {trained:,} to fit in {MEMORY_SHARE:.0%} of free memory"
+    cells = chosen + chosen // SPARE_CELLS_DIVISOR
+    original = metadata.number(f"{metadata.architecture}.rope.scaling.original_context_length") or 0
+    # More cells than the window would switch a model with two sets of RoPE factors to its long ones.
+    if per_token * cells > room or chosen <= original < cells:
+        cells = chosen
     return Placement(
         n_ctx=chosen,
+        n_cells=cells,
         n_ctx_trained=trained,
         weights_bytes=weights,
-        kv_bytes=per_token * chosen,
+        kv_bytes=per_token * cells,
         compute_bytes=compute,
         free_bytes=free_bytes,
         reason=reason,

@@ -1,4 +1,4 @@
-"""Which sequences are resident: places, eviction, and bringing a sequence to a wanted run.
+"""The open sequences of a context, and bringing one to a wanted run.
 
 Callers of everything but `sync` hold the engine's turn; `sync` takes it for one chunk at a time.
 """
@@ -11,41 +11,35 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ...kernels.chain import parse_run_name
 from ...kernels.errors import DecodeFailed, EngineClosed, EngineError
-from ...kernels.tokens import TokenIds, token_ids
+from ...kernels.tokens import TokenIds, concat_tokens, token_ids
 from ..cancel import Cancel
-from ..engine import MemoryKind, PrefillProgress, SequenceId, SyncReport, SyncSource
-from ..sync_plan import HeldMemory, SyncPlan, plan_sync
+from ..engine import MemoryKind, PrefillProgress, SequenceId, SyncPoints, SyncReport, SyncSource
+from ..prefix_cache.plan import SyncPlan
 from .context import Decoded, LlamaContext
 from .library import CancelFlag
+from .places import PARKED, Places
+from .reuse import Reuse
 from .sequence import SequenceState
 from .turns import Turns
 
 Sequences: TypeAlias = "dict[SequenceId, SequenceState]"
 
-EVICTED = "evicted to make room for another sequence"
+LEAST_RING_TOKENS = 64
+"""Points that are nearer to each other are passed over: each ends a batch."""
 
 
 class Residency:
-    """The open sequences of a context. `n_places` of them hold memory at once; the others start over at their sync."""
+    """The open sequences of a context. Any number may be open; as many hold memory at once as there are slots."""
 
     def __init__(
-        self,
-        context: LlamaContext,
-        turns: Turns,
-        *,
-        kind: MemoryKind,
-        window_tokens: int,
-        n_places: int,
-        n_batch: int,
+        self, context: LlamaContext, turns: Turns, places: Places, reuse: Reuse, *, kind: MemoryKind, n_batch: int
     ) -> None:
-        self._context, self._turns = context, turns
-        self._kind, self._window_tokens, self._n_batch = kind, window_tokens, n_batch
-        self._n_places = n_places
-        self._free_slots = list(range(n_places))
+        self._context, self._turns, self._places, self._reuse = context, turns, places, reuse
+        self._kind, self._n_batch = kind, n_batch
         self._sequences: Sequences = {}
         self._ids = itertools.count()
-        self._ticks = itertools.count(1)
         self.is_closed = False
 
     def check_open(self) -> None:
@@ -68,15 +62,38 @@ class Residency:
         return state
 
     def drop(self, sequence: SequenceId) -> None:
-        """Forget a sequence and free its place. Does nothing where it is not open."""
+        """Forget a sequence; what it holds is parked for others. Does nothing where it is not open."""
         state = self._sequences.get(sequence)
         if state is None or self.is_closed:
             return
         if state.busy:
             raise EngineError(f"sequence {sequence} is being synced by another thread: cancel that first")
         end_generation(state)
-        self._vacate(state)
         del self._sequences[sequence]
+        self._places.park(state)
+
+    def fork(self, sequence: SequenceId, *, at: int) -> SequenceState:
+        """Return a new sequence that starts from the first `at` tokens of another, as far as that can be shared."""
+        parent = self.held(self.state(sequence))
+        if not 0 < at <= len(parent):
+            raise EngineError(f"sequence {sequence} holds {len(parent)} tokens: it cannot be forked at {at}")
+        child = self.open()
+        # What is wanted later is longer, so that all `at` tokens may be kept.
+        wanted = concat_tokens([parent[:at], token_ids([0])])
+        self._places.touch(child)
+        self._reuse.start(child, wanted)
+        return child
+
+    def held(self, state: SequenceState) -> TokenIds:
+        """Return the run that a sequence holds, in its cells or in the memory snapshot into which it was swapped."""
+        snapshot = self._places.swapped(state)
+        if snapshot is None or state.swapped is None:
+            return state.run.copy()
+        return snapshot.tokens[: parse_run_name(state.swapped)]
+
+    def ready(self, state: SequenceState) -> bool:
+        """Say whether the logits to go on from are at hand; a sequence that was swapped out is brought back."""
+        return state.logits_at_hand or self._reuse.bring_back(state)
 
     def close(self) -> None:
         """End every reply and refuse what comes later."""
@@ -86,16 +103,18 @@ class Residency:
 
     def decode_one(self, state: SequenceState, token: int) -> Decoded:
         """Evaluate one token of a reply, evicting idle sequences where that makes the room."""
+        self._places.make_room(state, 1)
         while (outcome := self._context.decode_one(state, token)) is Decoded.NO_ROOM:
-            self._evict_for(state)
+            self._places.evict_one(state)
         return outcome
 
     def decode(self, state: SequenceState, tokens: TokenIds, *, last_logits: bool, all_logits: bool = False) -> Decoded:
         """Evaluate at most `n_batch` tokens, evicting idle sequences where that makes the room."""
+        self._places.make_room(state, len(tokens))
         while (
             outcome := self._context.decode(state, tokens, last_logits=last_logits, all_logits=all_logits)
         ) is Decoded.NO_ROOM:
-            self._evict_for(state)
+            self._places.evict_one(state)
         return outcome
 
     def sync(
@@ -103,6 +122,8 @@ class Residency:
         sequence: SequenceId,
         wanted: TokenIds,
         *,
+        points: SyncPoints,
+        reuse: bool,
         progress: PrefillProgress | None,
         cancel: Cancel | None,
     ) -> SyncReport:
@@ -118,8 +139,11 @@ class Residency:
         try:
             with (cancel or Cancel()).listening(flag.set):
                 with self._turns:
-                    plan = self._prepare(state, wanted)
-                done = self._prefill(state, wanted, progress=progress, cancel=cancel, flag=flag)
+                    plan = self._prepare(state, wanted, points, reuse=reuse)
+                done = self._prefill(state, wanted, points, progress=progress, cancel=cancel, flag=flag)
+            with self._turns:
+                state.awaits_reply = done
+                notes = self._reuse.take_notes()
         finally:
             state.busy = False
         return SyncReport(
@@ -129,61 +153,56 @@ class Residency:
             seconds=time.perf_counter() - started_s,
             cancelled=not done,
             reason=plan.reason,
+            notes=notes,
         )
 
     def check_integrity(self) -> None:
         """Compare the account of every sequence with what llama.cpp holds. Raises AssertionError where they differ."""
-        memory = self._context.memory
-        slots = [state.slot for state in self._sequences.values() if state.slot is not None]
-        assert sorted(slots + self._free_slots) == list(range(self._n_places)), (slots, self._free_slots)
-        for slot in self._free_slots:
-            assert memory.held_tokens(slot) == 0, f"slot {slot} is free, but holds {memory.held_tokens(slot)} tokens"
-        for state in self._sequences.values():
-            held = memory.held_tokens(state.slot) if state.slot is not None else 0
-            assert held == len(state.run), f"{held} tokens are held, {len(state.run)} accounted for"
+        memory, cells = self._context.memory, self._context.cells
+        cells.check_integrity()
+        holders = {state.slot: state for state in cells.holders()}
+        for slot in range(cells.n_slots):
+            held = memory.held_tokens(slot)
+            accounted = len(holders[slot].run) if slot in holders else 0
+            assert held == accounted, f"slot {slot}: {held} tokens are held, {accounted} accounted for"
             if self._kind is MemoryKind.FULL and held:
-                assert state.slot is not None
-                assert memory.first_held(state.slot) == 0
+                assert memory.first_held(slot) == 0
+        owned = {id(state) for state in self._sequences.values()}
+        for state in (*self._sequences.values(), *holders.values()):
+            assert state.slot is None or holders[state.slot] is state
+            assert state.slot is not None or not len(state.run)
+            assert (id(state) in owned) == (state.id != PARKED)
+            assert state.saved_tokens <= len(state.run)
             if state.logits_at_hand:
                 assert self._context.is_live(state) != (state.saved_logits is not None)
             else:
                 assert not self._context.is_live(state)
                 assert state.saved_logits is None
 
-    def _prepare(self, state: SequenceState, wanted: TokenIds) -> SyncPlan:
+    def _prepare(self, state: SequenceState, wanted: TokenIds, points: SyncPoints, *, reuse: bool) -> SyncPlan:
         """Bring what is resident to a prefix of `wanted`, and say what that took."""
-        state.last_used = next(self._ticks)
-        slot = self._place(state)
-        self._settle_interrupted(state, slot)
-        resident = state.run.view()
-        plan = plan_sync(
-            wanted,
-            HeldMemory(
-                kind=self._kind,
-                resident=resident,
-                logits_at_hand=state.logits_at_hand,
-                window_tokens=self._window_tokens,
-                first_held=max(0, self._context.memory.first_held(slot)),
-                snapshot=state.snapshot_tokens,
-            ),
-        )
-        lost, state.lost = state.lost, ""
-        if not plan.keep:
-            reason = plan.reason or lost
+        self._places.touch(state)
+        self._settle_interrupted(state)
+        state.pinned_tokens = max((length for length in points.pinned if length <= len(wanted)), default=0)
+        if reuse:
+            plan = self._reuse.start(state, wanted)
+        else:
+            self._places.require_slot(state)
             self._context.clear(state)
-            return SyncPlan(source=SyncSource.NOTHING, keep=0, reason=reason)
-        if plan.keep == len(resident):
-            return plan
-        restored = plan.source is SyncSource.PARTIAL
-        if self._context.restore(state) if restored else self._context.rewind(state, plan.keep):
-            return plan
-        return SyncPlan(source=SyncSource.NOTHING, keep=0, reason=f"{plan.reason}; llama.cpp could not go back to it")
+            plan = SyncPlan(source=SyncSource.NOTHING, keep=0, reason="reuse is switched off")
+        self._reuse.take_rung(state, pinned=len(state.run) in points.pinned, cost_tokens=LEAST_RING_TOKENS)
+        self._context.keep_last_good(state)
+        self._places.relieve(state)
+        return plan
 
-    def _settle_interrupted(self, state: SequenceState, slot: int) -> None:
+    def _settle_interrupted(self, state: SequenceState) -> None:
         """Bring memory and account together where an interrupt (Ctrl-C) struck between a decode and its account."""
-        held, accounted = self._context.memory.held_tokens(slot), len(state.run)
+        if state.slot is None:
+            return
+        held, accounted = self._context.memory.held_tokens(state.slot), len(state.run)
         if held == accounted:
             return
+        self._context.cells.recount()
         if self._kind is MemoryKind.FULL and held > accounted and self._context.rewind(state, accounted):
             return
         self._context.clear(state)
@@ -193,6 +212,7 @@ class Residency:
         self,
         state: SequenceState,
         wanted: TokenIds,
+        points: SyncPoints,
         *,
         progress: PrefillProgress | None,
         cancel: Cancel | None,
@@ -203,22 +223,32 @@ class Residency:
         total = len(wanted)
         if progress is not None and start < total:
             progress(0, total - start)
+        stops = [] if self._kind.rewinds else choose_stops(points, start=start, end=total)
+        since = start
         while (begin := len(state.run)) < total:
-            end = min(begin + self._n_batch, total)
+            end = min(begin + self._n_batch, next((stop for stop in stops if stop > begin), total), total)
             with self._turns:
                 self.check_open()
                 self._context.arm(flag)
                 if (cancel is not None and cancel.is_set) or not self._chunk(state, wanted, begin, end):
                     return False
+                if end in stops or end == total:
+                    self._keep_point(state, pinned=end in points.pinned, cost_tokens=end - since)
+                    since = end
             if progress is not None:
                 progress(end - start, total - start)
         return True
+
+    def _keep_point(self, state: SequenceState, *, pinned: bool, cost_tokens: int) -> None:
+        self._reuse.take_rung(state, pinned=pinned, cost_tokens=cost_tokens)
+        if pinned:
+            self._reuse.take_pinned(state)
 
     def _chunk(self, state: SequenceState, wanted: TokenIds, begin: int, end: int) -> bool:
         last = end == len(wanted)
         if self.decode(state, wanted[begin:end], last_logits=last) is Decoded.CANCELLED:
             return False
-        self._context.take_snapshot(state)
+        self._context.keep_last_good(state)
         if last and not np.isfinite(self._context.logits(state)).all():
             raise DecodeFailed(
                 "the model's logits are not numbers: its weights are damaged, or do not fit this architecture. "
@@ -228,39 +258,17 @@ class Residency:
             )
         return True
 
-    def _place(self, state: SequenceState) -> int:
-        """Return the slot of a sequence, taking that of the least recently used idle one if there is no free one."""
-        if state.slot is None:
-            if not self._free_slots:
-                self._evict_for(state, places=True)
-            state.slot = self._free_slots.pop()
-        return state.slot
 
-    def _evict_for(self, state: SequenceState, *, places: bool = False) -> None:
-        """Take the memory of the least recently used idle sequence. Raises DecodeFailed where every one is in use."""
-        idle = [
-            other
-            for other in self._sequences.values()
-            if other is not state and other.slot is not None and other.is_idle and (places or len(other.run))
-        ]
-        if not idle:
-            what = f"all {self._n_places} places" if places else "all cells of the KV cache"
-            raise DecodeFailed(
-                f"{what} are taken by sequences in use: open the engine with more n_sequences or n_ctx, or wait "
-                f"for a reply to end",
-                code=1,
-                position=len(state.run),
-            )
-        victim = min(idle, key=lambda other: other.last_used)
-        if len(victim.run):
-            victim.lost = EVICTED
-        self._vacate(victim)
-
-    def _vacate(self, state: SequenceState) -> None:
-        if state.slot is not None:
-            self._context.clear(state)
-            self._free_slots.append(state.slot)
-            state.slot = None
+def choose_stops(points: SyncPoints, *, start: int, end: int) -> list[int]:
+    """Return the points in (start, end) at which a batch ends: the pinned ones, and the others where they are not
+    crowded, the later of two."""
+    stops = {point for point in points.pinned if start < point < end}
+    last = end
+    for point in sorted((point for point in points.ring if start < point < end), reverse=True):
+        if last - point >= LEAST_RING_TOKENS:
+            stops.add(point)
+            last = point
+    return sorted(stops)
 
 
 def end_generation(state: SequenceState) -> None:

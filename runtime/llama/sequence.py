@@ -1,45 +1,61 @@
-"""The account of one sequence: which tokens are resident, in which slot, and whether their logits are at hand."""
+"""The account of one sequence: which tokens are resident, in which slot and cells, and whether their logits are."""
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...kernels.tokens import NO_TOKENS, TokenIds
+from ...kernels.chain import RunName
+from ...kernels.prefix import common_prefix_length
+from ...kernels.tokens import TokenIds
 from ..engine import SequenceId
-from .memory import StateCopy
+from ..prefix_cache.pool import StateBytes
 
 if TYPE_CHECKING:
     from .generation import LlamaGeneration
 
+CellIds: TypeAlias = "NDArray[np.int32]"
+
 
 class ResidentRun:
-    """A run of tokens that grows by one at a time and is cut back; amortised constant time for each token."""
+    """A run of tokens and the cells that hold them; it grows at its end and is cut back.
+
+    Cells are numbered by our own account as they are filled; runs that share cells, by a fork, begin with the same
+    numbers. Amortised constant time for each token.
+    """
 
     def __init__(self) -> None:
-        self._buffer = np.empty(1024, dtype=np.int32)
+        self._tokens = np.empty(1024, dtype=np.int32)
+        self._cells = np.empty(1024, dtype=np.int32)
         self._length = 0
 
     def __len__(self) -> int:
         return self._length
 
-    def append(self, token: int) -> None:
+    def append(self, token: int, cell: int) -> None:
         """Add one token."""
-        if self._length == len(self._buffer):
-            self._buffer = np.resize(self._buffer, 2 * len(self._buffer))
-        self._buffer[self._length] = token
+        self._reserve(self._length + 1)
+        self._tokens[self._length] = token
+        self._cells[self._length] = cell
         self._length += 1
 
-    def extend(self, tokens: TokenIds) -> None:
-        """Add a run of tokens."""
-        wanted = self._length + len(tokens)
-        if wanted > len(self._buffer):
-            self._buffer = np.resize(self._buffer, max(wanted, 2 * len(self._buffer)))
-        self._buffer[self._length : wanted] = tokens
-        self._length = wanted
+    def extend(self, tokens: TokenIds, first_cell: int) -> None:
+        """Add a run of tokens that are held in the cells [first_cell, first_cell + n)."""
+        end = self._length + len(tokens)
+        self._reserve(end)
+        self._tokens[self._length : end] = tokens
+        self._cells[self._length : end] = np.arange(first_cell, first_cell + len(tokens), dtype=np.int32)
+        self._length = end
+
+    def share(self, other: ResidentRun, length: int) -> None:
+        """Become the first `length` tokens of `other`, in the same cells."""
+        self._reserve(length)
+        self._tokens[:length] = other._tokens[:length]
+        self._cells[:length] = other._cells[:length]
+        self._length = length
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens."""
@@ -47,36 +63,52 @@ class ResidentRun:
 
     def view(self) -> TokenIds:
         """Return the run without a copy: valid until it next changes."""
-        view = self._buffer[: self._length]
+        view = self._tokens[: self._length]
         view.flags.writeable = False
         return view
 
     def copy(self) -> TokenIds:
         """Return the run as a value of its own."""
-        tokens = self._buffer[: self._length].copy()
+        tokens = self._tokens[: self._length].copy()
         tokens.flags.writeable = False
         return tokens
 
+    def cells(self) -> CellIds:
+        """Return the numbers of its cells, shape (n,): valid until it next changes."""
+        return self._cells[: self._length]
 
-class Snapshot:
-    """A copy of the state that cannot be rewound, taken after `tokens`."""
+    def shared_cells(self, other: ResidentRun) -> int:
+        """Return how many cells it has in common with `other`: they are the first ones of both."""
+        return common_prefix_length(self.cells(), other.cells())
 
-    __slots__ = ("state", "tokens")
+    def _reserve(self, length: int) -> None:
+        if length > len(self._tokens):
+            size = max(length, 2 * len(self._tokens))
+            self._tokens, self._cells = np.resize(self._tokens, size), np.resize(self._cells, size)
 
-    def __init__(self, tokens: TokenIds, state: StateCopy) -> None:
-        self.tokens, self.state = tokens, state
+
+class LastGood:
+    """A copy of a recurrent state after the last decode that succeeded: an aborted one spoils the state."""
+
+    __slots__ = ("length", "state")
+
+    def __init__(self, length: int, state: StateBytes) -> None:
+        self.length, self.state = length, state
 
 
 class SequenceState:
-    """One open sequence. It holds memory only while it has a slot; without one its run is empty.
+    """One sequence. It holds cells only while it has a slot; without one its run is empty.
 
     `logits_at_hand`: the logits after the last resident token are either live in the context or in `saved_logits`
     (put aside when another sequence decoded). `lost` says why tokens that were resident are not any more.
+    `swapped` names the run that went into a memory snapshot to make room. `saved_tokens` of its run are on the disk,
+    `pinned_tokens` is the length of its session prefix. `changes` counts what was done to its run. `awaits_reply`: it
+    was synced, and the reply has not begun.
     """
 
     __slots__ = (
-        "__weakref__", "busy", "generation", "id", "last_used", "logits_at_hand", "lost", "run", "saved_logits",
-        "slot", "snapshot",
+        "__weakref__", "awaits_reply", "busy", "changes", "generation", "id", "last_good", "last_used",
+        "logits_at_hand", "lost", "pinned_tokens", "run", "saved_logits", "saved_tokens", "slot", "swapped",
     )  # fmt: skip
 
     def __init__(self, sequence: SequenceId) -> None:
@@ -85,16 +117,16 @@ class SequenceState:
         self.run = ResidentRun()
         self.logits_at_hand = False
         self.saved_logits: NDArray[np.float32] | None = None
-        self.snapshot: Snapshot | None = None
+        self.last_good: LastGood | None = None
+        self.swapped: RunName | None = None
         self.lost = ""
         self.last_used = 0
+        self.saved_tokens = 0
+        self.pinned_tokens = 0
+        self.changes = 0
+        self.awaits_reply = False
         self.busy = False
         self.generation: weakref.ref[LlamaGeneration] | None = None
-
-    @property
-    def snapshot_tokens(self) -> TokenIds:
-        """The run after which the snapshot was taken; empty without one."""
-        return self.snapshot.tokens if self.snapshot is not None else NO_TOKENS
 
     @property
     def is_idle(self) -> bool:
@@ -102,13 +134,16 @@ class SequenceState:
         generation = self.generation() if self.generation is not None else None
         return not self.busy and (generation is None or generation.is_finished)
 
+    def cut(self, length: int) -> None:
+        """Note that only the first `length` tokens are resident, and their logits are not at hand."""
+        self.run.truncate(length)
+        self.saved_tokens = min(self.saved_tokens, length)
+        self.changes += 1
+        if self.last_good is not None and self.last_good.length > length:
+            self.last_good = None
+        self.forget_logits()
+
     def forget_logits(self) -> None:
         """Note that the logits after the last resident token are not at hand."""
         self.logits_at_hand = False
         self.saved_logits = None
-
-    def forget(self) -> None:
-        """Note that nothing is resident."""
-        self.run.truncate(0)
-        self.forget_logits()
-        self.snapshot = None

@@ -22,7 +22,8 @@ def placed(tiny):
 def test_the_trained_context_is_taken_where_it_fits(placed):
     placement = placed(100 << 20)
     assert (placement.n_ctx, placement.n_ctx_trained) == (32768, 32768)
-    assert placement.kv_bytes == 32768 * KV_BYTES
+    assert placement.n_cells == 40960
+    assert placement.kv_bytes == 40960 * KV_BYTES
 
 
 def test_the_window_is_lowered_until_everything_fits_in_four_fifths(placed):
