@@ -25,6 +25,7 @@ COMMANDS = {
     "log": ("log", "Show, verify or repair a session's log."),
     "models": ("inspect", "List the models on this machine."),
     "prefix": ("prefix", "Show the session prefix and its cost."),
+    "cache": ("cache", "Show, shrink or check what is kept of evaluated tokens."),
     "config": ("settings", "Show every setting and where it comes from."),
     "doctor": ("checkup", "Check this machine and a model."),
 }

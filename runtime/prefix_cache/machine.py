@@ -6,6 +6,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from .budget import CacheBudgets, plan_budgets
 from .options import CacheOptions
 
@@ -32,14 +34,16 @@ def budgets_of_this_machine(options: CacheOptions, *, used_by_cache_bytes: int) 
     """
     import psutil  # noqa: PLC0415  kept out of the import of the package
 
-    return plan_budgets(
+    folder = options.folder
+    budgets = plan_budgets(
         free_memory_bytes=free_memory_bytes(),
         total_memory_bytes=int(psutil.virtual_memory().total),
-        free_disk_bytes=0 if options.folder is None else _told_free_disk_bytes(Path(options.folder)),
+        free_disk_bytes=0 if folder is None else _told_free_disk_bytes(Path(folder)),
         used_by_cache_bytes=used_by_cache_bytes,
         asked_memory_mb=options.memory_mb,
-        asked_disk_mb=0 if options.folder is None else options.disk_mb,
+        asked_disk_mb=0 if folder is None else options.disk_mb,
     )
+    return budgets if folder else msgspec.structs.replace(budgets, disk_reason="snapshots on disk are off")
 
 
 def _told_free_disk_bytes(folder: Path) -> int:

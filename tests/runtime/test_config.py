@@ -194,6 +194,11 @@ def test_a_misspelt_tool_in_a_hook_is_refused(place: Place) -> None:
         'model = "models/evil.gguf"',
         'model = "hf:owner/repo/file"',
         'model = "at-hand"',
+        'cache.folder = "/elsewhere"',
+        'cache.folder = "auto"',
+        "cache.disk = true",
+        "cache.disk_mb = 100000",
+        'cache.disk_mb = "auto"',
     ],
 )
 def test_a_workspace_file_that_reaches_out_is_refused_until_it_is_trusted(place: Place, text: str) -> None:
@@ -212,6 +217,7 @@ def test_a_workspace_file_that_reaches_out_is_refused_until_it_is_trusted(place:
 def test_what_reaches_nothing_needs_no_trust(place: Place) -> None:
     place.workspace_file.write_text(
         'model = "smollm2"\ninstructions = "docs/RULES.md"\ntools = { allow = [], deny = ["bash"] }\nturn.rounds = 64\n'
+        "cache = { disk = false, disk_mb = 0, memory_mb = 64 }\n"
     )
     assert place.load().config.model == "smollm2"
 
@@ -263,6 +269,11 @@ def test_trusting_a_file_that_is_not_there_or_is_wrong_is_refused(place: Place) 
         ("sampling.top_p = nan", 'chapbook.toml:1: sampling.top_p: expected a number from 0 to 1 or "auto", found nan'),
         ("template = 'x'", 'chapbook.toml:1: template: expected "chatml" or "auto", found "x"'),
         ("model = ''", 'chapbook.toml:1: model: expected a text that is not empty or "auto", found ""'),
+        (
+            "cache.memory_mb = -1",
+            'chapbook.toml:1: cache.memory_mb: expected a whole number from 0 to 100,000,000 or "auto", found -1',
+        ),
+        ("cache.rest_s = 3601", "chapbook.toml:1: cache.rest_s: expected a number from 0 to 3,600, found 3601"),
         ("store = 1979-05-27", 'chapbook.toml:1: store: expected a text that is not empty, found "1979-05-27"'),
         (
             "instructions = '../x.md'",

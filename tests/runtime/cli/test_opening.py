@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -12,15 +13,21 @@ from chapbook.runtime.cancel import Cancel
 from chapbook.runtime.cli.opening import (
     FAST_COUNT_CHARACTERS,
     LargeTextCounter,
+    Place,
+    cache_options,
     choose_model,
     configured_tools,
     find_session_model,
     fingerprint_of,
     parse_tool_choice,
+    snapshot_folder,
 )
+from chapbook.runtime.config import load_config, parse_flag
 from chapbook.runtime.events import SessionStart
 from chapbook.runtime.llama import open_vocabulary
 from chapbook.runtime.models import ModelPlaces
+from chapbook.runtime.prefix_cache.options import CacheOptions
+from chapbook.runtime.store import Store
 from chapbook.runtime.tools.spec import ToolContext
 from chapbook.runtime.tools.workspace import Workspace
 
@@ -95,3 +102,35 @@ def test_a_tool_choice_is_a_kind_or_a_tool():
     assert parse_tool_choice("read") == ToolChoice(ChoiceKind.NAMED, "read")
     with pytest.raises(UsageError, match="did you mean none"):
         parse_tool_choice("non")
+
+
+# The cache
+
+
+def placed(workspace, *settings):
+    """Return a place with these settings alone, whatever the user of this machine has configured."""
+    flags = {key: value for setting in settings for key, value in parse_flag(setting).items()}
+    loaded = load_config(workspace=None, user_file=workspace / "none.toml", flags=flags)
+    return Place(workspace=workspace, store=Store.in_workspace(workspace), loaded=loaded)
+
+
+def test_by_itself_the_cache_is_in_the_users_cache_folder_for_all_workspaces(workspace, tmp_path):
+    options = cache_options(placed(workspace))
+    assert options.folder == cache_options(placed(tmp_path)).folder
+    assert options == CacheOptions(folder=options.folder)
+    assert Path(options.folder).parts[-2:] == ("chapbook", "kv")
+
+
+def test_the_cache_is_where_and_as_large_as_was_configured(workspace):
+    place = placed(workspace, "cache.folder=kept/kv", "cache.memory_mb=64", "cache.disk_mb=100", "cache.rest_s=2")
+    assert cache_options(place) == CacheOptions(
+        folder=str(workspace / "kept" / "kv"), memory_mb=64, disk_mb=100, rest_s=2.0
+    )
+    assert snapshot_folder(placed(workspace, "cache.folder=~/kv")) == Path("~/kv").expanduser()
+
+
+@pytest.mark.parametrize("off", ["cache.disk=false", "cache.disk_mb=0"])
+def test_without_disk_there_is_no_folder_to_write_to_and_one_to_look_at(workspace, off):
+    place = placed(workspace, off)
+    assert cache_options(place).folder is None
+    assert snapshot_folder(place).name == "kv"
