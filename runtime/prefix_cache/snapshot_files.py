@@ -30,8 +30,9 @@ from .snapshot_format import (
     snapshot_path,
 )
 from .snapshot_index import SnapshotIndex
+from .snapshot_locks import folder_turn
 from .snapshot_reading import FileStamp, SnapshotFile, opened, read_sections
-from .snapshot_room import folder_turn, is_superseded, plan_removals, remove, survey_room
+from .snapshot_room import is_superseded, plan_removals, remove, survey_room
 from .snapshot_writing import OnStep, PendingSnapshot
 
 __all__ = ["LoadedSnapshot", "PendingSnapshot", "SectionPlan", "SnapshotFile", "SnapshotFiles"]

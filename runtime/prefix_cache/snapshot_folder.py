@@ -13,8 +13,9 @@ import msgspec
 from ...kernels.errors import SnapshotUnusable
 from .identity import CacheIdentity
 from .snapshot_index import OtherFile, SnapshotIndex, UnusableFile
+from .snapshot_locks import folder_turn
 from .snapshot_reading import SnapshotFile, check_sections, opened, read_header
-from .snapshot_room import folder_turn, remove, survey_room
+from .snapshot_room import remove, survey_room
 
 
 class IdentityUsage(msgspec.Struct, frozen=True, kw_only=True):

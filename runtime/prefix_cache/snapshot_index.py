@@ -85,15 +85,7 @@ class SnapshotIndex:
 
         A file whose header is damaged is set aside, with a note.
         """
-        with self._lock:
-            there_now = _entries(seed_folder) if _is_seed_folder(seed_folder) else []
-            entries = [entry for entry in there_now if entry.path.suffix == SUFFIX]
-            files = [file for entry in entries if (file := self._file_of(entry))]
-            there = {entry.path for entry in entries}
-            for kept in (self._known, self._refused):
-                for gone in [path for path in kept if path.parent == seed_folder and path not in there]:
-                    del kept[gone]
-        return tuple(sorted(files, key=lambda file: file.stamp.mtime_ns, reverse=True))
+        return tuple(sorted(self._look(seed_folder)[0], key=lambda file: file.stamp.mtime_ns, reverse=True))
 
     def survey(self) -> Survey:
         """Return all that the whole folder holds."""
@@ -103,17 +95,16 @@ class SnapshotIndex:
             if not _is_seed_folder(entry.path):
                 kinds["others"].append(entry)
                 continue
-            usable = self.files_in(entry.path)
+            usable, rest = self._look(entry.path)
             files.extend(usable)
-            paths = {file.path for file in usable}
-            for left in _entries(entry.path):
-                if left.path not in paths:
-                    kinds[_kind_of(left)].append(left)
+            for left in rest:
+                kinds[_kind_of(left)].append(left)
         return Survey(files=tuple(files), **{kind: tuple(found) for kind, found in kinds.items()})
 
     def keep(self, file: SnapshotFile) -> None:
         """Take in a file as it is now: it was just written, or used."""
         with self._lock:
+            self._refused.pop(file.path, None)
             self._known[file.path] = file
 
     def refuse(self, file: SnapshotFile) -> None:
@@ -137,6 +128,27 @@ class SnapshotIndex:
                 assert path.name == run_name(file.tokens, seed=file.identity.seed) + SUFFIX
                 assert file.layout.size_bytes == file.size_bytes
                 assert not file.tokens.flags.writeable
+
+    def _look(self, seed_folder: Path) -> tuple[list[SnapshotFile], list[OtherFile]]:
+        """Return the usable files of one identity, and what else was there in the same scan.
+
+        One scan, so that a file which takes its name meanwhile is seen as the one or as the other.
+        """
+        files: list[SnapshotFile] = []
+        rest: list[OtherFile] = []
+        with self._lock:
+            entries = _entries(seed_folder) if _is_seed_folder(seed_folder) else []
+            for entry in entries:
+                file = self._file_of(entry) if entry.path.suffix == SUFFIX else None
+                if file is not None:
+                    files.append(file)
+                else:
+                    rest.append(_after_look(entry))
+            there = {entry.path for entry in entries}
+            for kept in (self._known, self._refused):
+                for gone in [path for path in kept if path.parent == seed_folder and path not in there]:
+                    del kept[gone]
+        return files, rest
 
     def _file_of(self, entry: OtherFile) -> SnapshotFile | None:
         known = self._known.get(entry.path)
@@ -176,6 +188,14 @@ def _entries(folder: Path) -> list[OtherFile]:
     except OSError:
         return []
     return found
+
+
+def _after_look(entry: OtherFile) -> OtherFile:
+    """Return the entry under the name that it has if it was set aside just now."""
+    bad = entry.path.with_suffix(BAD_SUFFIX)
+    if entry.path.suffix == SUFFIX and not os.path.lexists(entry.path) and os.path.lexists(bad):
+        return msgspec.structs.replace(entry, path=bad)
+    return entry
 
 
 def _is_seed_folder(path: Path) -> bool:

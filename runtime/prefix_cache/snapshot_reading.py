@@ -113,17 +113,19 @@ def opened(path: Path) -> Iterator[FileIO]:
         fd = os.open(path, _OPEN_FLAGS)
     except OSError as error:
         raise _unreadable(error, path) from error
-    with FileIO(fd) as handle:
-        try:
-            _check_kind(os.fstat(fd), path)
+    try:
+        _check_kind(os.fstat(fd), path)
+        with FileIO(fd, closefd=False) as handle:
             yield handle
-        except OSError as error:
-            unusable = _unreadable(error, path)
-            _set_aside(fd, unusable)
-            raise unusable from error
-        except SnapshotUnusable as error:
-            _set_aside(fd, error)
-            raise
+    except OSError as error:
+        unusable = _unreadable(error, path)
+        _set_aside(fd, unusable)
+        raise unusable from error
+    except SnapshotUnusable as error:
+        _set_aside(fd, error)
+        raise
+    finally:
+        os.close(fd)
 
 
 def read_header(handle: FileIO, path: Path) -> SnapshotFile:

@@ -7,10 +7,8 @@ coming, then by what a file is worth, pinned ones last. What other processes are
 from __future__ import annotations
 
 import math
-import os
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,17 +21,14 @@ from ...kernels.retention import choose_evictions, greedy_dual_priority
 from ...kernels.tokens import TokenIds
 from ..sizes import size_text
 from .snapshot_index import OtherFile, Survey
+from .snapshot_locks import is_abandoned
 from .snapshot_reading import SnapshotFile
-from .snapshot_writing import is_abandoned, lock_now
 
 DISK_RESERVE_SHARE: Final = 0.05
 """Of what is free on the disk, this stays free."""
 
 DAY_S: Final = 86_400.0
 """By how much later a file must have been used to be worth as much as one that holds twice the tokens in its bytes."""
-
-_LOCK_PATIENCE_S = 2.0
-_LOCK_POLL_S = 0.01
 
 Removable = SnapshotFile | OtherFile
 
@@ -108,26 +103,6 @@ def remove(files: Sequence[Removable]) -> tuple[Removable, ...]:
             file.path.unlink()
             gone.append(file)
     return tuple(gone)
-
-
-@contextmanager
-def folder_turn(folder: Path) -> Iterator[None]:
-    """Keep other processes from making room at the same time, so that together they stay within the budget.
-
-    A courtesy: who waits for two seconds goes on without it, since the other may have been stopped.
-    """
-    try:
-        fd = os.open(folder, os.O_RDONLY)
-    except OSError:
-        yield
-        return
-    try:
-        deadline = time.monotonic() + _LOCK_PATIENCE_S
-        while lock_now(fd) is False and time.monotonic() < deadline:
-            time.sleep(_LOCK_POLL_S)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _by_worth(files: Sequence[SnapshotFile]) -> list[SnapshotFile]:

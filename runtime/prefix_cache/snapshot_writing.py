@@ -28,10 +28,8 @@ from ..sizes import size_text
 from .pool import StateBytes
 from .snapshot_format import SnapshotHeader, encode_front, hash_bytes, layout_of
 from .snapshot_index import TEMPORARY_PREFIX
+from .snapshot_locks import folder_turn, lock_now
 from .snapshot_reading import FileStamp, SnapshotFile
-
-STALE_AFTER_S = 3600.0
-"""Where files cannot be locked, a temporary file that was not written to for so long has no writer any more."""
 
 OnStep = Callable[[str], None]
 """Called with the name of each step of a write when it is done. A seam for tests."""
@@ -96,7 +94,9 @@ class PendingSnapshot:
             used_ns = round(header.created * 1e9)
             os.utime(self._temporary, ns=(used_ns, used_ns))
             stamp = FileStamp.of(os.fstat(self._fd))
-            self._temporary.replace(self.path)
+            # Who makes room counts either this name or the other, and never none.
+            with folder_turn(self.path.parent.parent):
+                self._temporary.replace(self.path)
         self._on_step("renamed")
         self._release()
         with suppress(OSError):
@@ -157,39 +157,6 @@ class PendingSnapshot:
                 message = f"a snapshot of {size_text(self.size_bytes)} cannot be written: {way_out(error)}"
                 raise SnapshotWriteFailed(message, path=self.path, errno=error.errno) from error
             raise
-
-
-def is_abandoned(temporary: Path, *, now: float) -> bool:
-    """Return whether the writer of a temporary file is gone. `now` in Unix seconds."""
-    try:
-        fd = os.open(temporary, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-    except OSError:
-        return False
-    try:
-        # A writer holds the lock as long as it lives. A process id would say less: it may be of another container.
-        locked = lock_now(fd)
-    finally:
-        os.close(fd)
-    return _is_old(temporary, now=now) if locked is None else locked
-
-
-def lock_now(fd: int) -> bool | None:
-    """Lock an open file or folder until it is closed. False where another has it, None where there are no locks."""
-    try:
-        import fcntl  # noqa: PLC0415 - not there on every platform
-
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):
-        return None
-    return True
-
-
-def _is_old(temporary: Path, *, now: float) -> bool:
-    with suppress(OSError):
-        return now - temporary.lstat().st_mtime > STALE_AFTER_S
-    return False
 
 
 def _create_locked(folder: Path) -> tuple[int, Path]:
