@@ -39,8 +39,6 @@ from .snapshot_format import (
 BAD_SUFFIX = ".bad"
 
 _CHUNK_BYTES = 1 << 22
-_NOT_THE_FILE = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EINTR})
-"""What keeps a file from being read without being its fault."""
 
 
 class FileStamp(NamedTuple):
@@ -183,7 +181,8 @@ def _unreadable(error: OSError, path: Path) -> SnapshotUnusable:
         return SnapshotUnusable("it is gone", path=path, damaged=False)
     if error.errno == errno.ELOOP:
         return SnapshotUnusable("it is a symbolic link", path=path, damaged=False)
-    damaged = error.errno not in _NOT_THE_FILE
+    # Any other error than the device's own may pass: too many open files, no memory for a mapping.
+    damaged = error.errno == errno.EIO
     return SnapshotUnusable(f"it cannot be read: {way_out(error)}", path=path, damaged=damaged)
 
 
