@@ -137,6 +137,7 @@ def test_a_file_that_ends_in_its_preamble_is_refused(length):
         (struct.pack("<8sII16s", MAGIC, 1, 0xFFFFFFE0, bytes(16)), "claims a header of 4294967264 bytes"),
         (struct.pack("<8sII16s", MAGIC, 1, 97, bytes(16)), "claims a header of 97 bytes"),
     ],
+    ids=["magic", "version", "4 GB of header", "a header that ends between lines"],
 )
 def test_a_preamble_that_lies_is_refused_before_anything_is_read(preamble, reason):
     with pytest.raises(SnapshotUnusable, match=reason):
