@@ -185,7 +185,7 @@ def _assemble(world: _World, *, resume: str | None, parent: Parent | None) -> As
     fresh = None
     if resume is None:
         fresh = compose_header(world) if parent is None else parent.header_for_child()
-    sequence, opened = engine.open_sequence() if parent is None else parent.open_sequence(engine), None
+    sequence, opened = engine.open_sequence(), None
     try:
         opened = _open_log(world, resume)
         header = fresh or _recorded_header(opened, engine.info)
@@ -196,7 +196,7 @@ def _assemble(world: _World, *, resume: str | None, parent: Parent | None) -> As
         else:
             transcript.restore(opened.events, opened.tokens)
             resumed = Resumed(report=opened.report or OpenReport(events=0), recovery=transcript.recover())
-        subagents = _subagents(world, header, transcript, sequence=sequence)
+        subagents = _subagents(world, header, transcript)
         parts = _parts(world, header, transcript, subagents, session=opened.id, sequence=sequence)
     except BaseException:
         engine.drop(sequence)
@@ -296,12 +296,13 @@ def _session_start(session: SessionId, world: _World, header: RequestHeader, par
     )
 
 
-def _subagents(world: _World, header: RequestHeader, transcript: Transcript, *, sequence: SequenceId) -> Subagents:
+def _subagents(world: _World, header: RequestHeader, transcript: Transcript) -> Subagents:
     start = transcript.state.start
     assert start is not None, "a session that is open has begun"
-    parent = Parent(start=start, header=header, sequence=sequence)
     return Subagents(
-        open_child=_child_opener(world, parent), refusal=depth_refusal(start), on_event=world.host.on_subagent
+        open_child=_child_opener(world, Parent(start=start, header=header)),
+        refusal=depth_refusal(start),
+        on_event=world.host.on_subagent,
     )
 
 

@@ -1,22 +1,21 @@
 """Subagents: a child session works on a task in a window of its own and reports back.
 
-It begins with its parent's session prefix as it was recorded, the same tokens, so that the KV of the prefix serves
-both. Nothing else of the parent is read, and nothing of it is written: parent and child share no lock.
+It begins with its parent's session prefix as it was recorded, the same tokens, by which the engine finds their KV.
+Nothing else of the parent is read, and nothing of it is written: parent and child share no lock.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 
-from ..kernels.errors import EngineError, ToolDenied, UsageError
+from ..kernels.errors import ToolDenied, UsageError
 from .cancel import Cancel
-from .engine import Engine, SequenceId
 from .events import HeaderReason, RequestHeader, SessionId, SessionStart, TurnEndReason
 from .projection import Totals
 from .stream import PrefillProgressed, StepStarted, StreamEvent, SubagentEvent, TextDelta, TurnEnded
@@ -84,24 +83,14 @@ class OpenChild(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parent:
-    """The session of which a subagent is opened, and what the child takes over of it."""
+    """The session of which a subagent is opened: how it began, and its session prefix as it was recorded."""
 
     start: SessionStart
     header: RequestHeader
-    sequence: SequenceId
 
     def header_for_child(self) -> RequestHeader:
-        """Return the recorded session prefix, as the beginning of a log."""
+        """Return the session prefix as the beginning of another log."""
         return msgspec.structs.replace(self.header, reason=HeaderReason.INITIAL, spans=())
-
-    def open_sequence(self, engine: Engine) -> SequenceId:
-        """Return a sequence that begins with what this one holds of the prefix."""
-        prefix_tokens = sum(section.tokens for section in self.header.sections)
-        held_tokens = min(prefix_tokens, len(engine.resident(self.sequence)))
-        # Where another sequence has just taken its place, there is nothing to share.
-        with suppress(EngineError):
-            return engine.fork(self.sequence, at=held_tokens) if held_tokens else engine.open_sequence()
-        return engine.open_sequence()
 
 
 def depth_refusal(start: SessionStart) -> str:
@@ -119,7 +108,8 @@ class Subagents:
         self.refusal = refusal
         self._open_child = open_child
         self._on_event = on_event
-        self._guard = threading.Lock()
+        # Reentrant: a signal handler may cancel on the thread that is just starting one.
+        self._guard = threading.RLock()
         self._running: list[Cancel] = []
 
     def run(
