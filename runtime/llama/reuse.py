@@ -46,6 +46,11 @@ class Reuse:
         self._seed, self._modes = seed, modes
         self._notes = notes
 
+    @property
+    def copies_to_fork(self) -> bool:
+        """Whether a sequence that starts from another one copies its state, instead of sharing its cells."""
+        return not self._kind.rewinds
+
     def start(self, state: SequenceState, wanted: TokenIds) -> SyncPlan:
         """Bring what a sequence holds to a prefix of `wanted`, and say what that took."""
         namer = RunNamer(wanted, seed=self._seed)
@@ -147,7 +152,18 @@ class Reuse:
             self._places.keep_tail(state, plan.keep)
         if plan.rung:
             return self._put_rung(state, plan, held, wanted, namer)
-        return self.context.rewind(state, plan.keep)
+        return self.context.rewind(state, plan.keep) and self._holds_window(state)
+
+    def _holds_window(self, state: SequenceState) -> bool:
+        """Say whether what the next token attends to is there; if not, clear the sequence. llama.cpp would go on."""
+        if self._kind is not MemoryKind.SLIDING:
+            return True
+        assert state.slot is not None
+        # The token at n attends to (n - window, n].
+        if self.context.memory.first_held(state.slot) <= max(0, len(state.run) - self.window_tokens + 1):
+            return True
+        self.context.clear(state)
+        return False
 
     def _start_from(self, state: SequenceState, base: HeldRun, held: _Candidates, plan: SyncPlan) -> bool:
         if base.where is Held.OTHER:
@@ -184,16 +200,24 @@ class Reuse:
             self._places.keep_tail(state, keep)
             return True
         if not self._places.settle(state, besides=other):
-            return False
+            return self._swap_out(other)
         if self._kind.rewinds:
             self.context.share(other, state, keep)
             state.saved_tokens = min(other.saved_tokens, keep)
             return True
         assert other.slot is not None
         if not self._places.make_room(state, len(other.run), besides=other):
-            return False
+            return self._swap_out(other)
         copy = self.context.memory.copy_state(other.slot, partial=False)
         return copy is not None and self.context.restore_whole(state, other.run.copy(), copy)
+
+    def _swap_out(self, other: SequenceState) -> bool:
+        """Where there is no room beside `other`, have it in a memory snapshot: the next attempt starts from that."""
+        assert other.slot is not None
+        size_bytes = self.context.memory.state_bytes(other.slot, partial=False)
+        if self._modes.memory_snapshot and other.is_idle and self.pool.room_for(size_bytes):
+            self._places.evict(other)
+        return False
 
     def _put_whole(self, state: SequenceState, tokens: TokenIds, copy: StateBytes) -> bool:
         return self._places.make_room(state, len(tokens)) and self.context.restore_whole(state, tokens, copy)
@@ -250,15 +274,18 @@ class _Candidates:
             if not len(holder.run):
                 continue
             self.sequences[holder.slot] = holder
+            first_held = max(0, reuse.context.memory.first_held(holder.slot))
+            copied = holder is not state and holder.id != PARKED and reuse.copies_to_fork
             yield HeldRun(
                 where=Held.OWN if holder is state else Held.OTHER,
                 key=holder.slot,
                 tokens=holder.run.view(),
                 logits_at_hand=holder is state and state.logits_at_hand,
-                first_held=max(0, reuse.context.memory.first_held(holder.slot)),
+                first_held=max(first_held, len(holder.run) - reuse.window_tokens) if copied else first_held,
             )
 
-    # A stored state holds only the window of a sliding-window layer: [length - window, length).
+    # A copy of a state holds only the window of a sliding-window layer, [length - window, length), where the slot that
+    # it was made of may hold more.
 
     def _in_memory(self, reuse: Reuse) -> Iterator[HeldRun]:
         for snapshot in reuse.pool.snapshots():
