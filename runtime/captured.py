@@ -20,16 +20,21 @@ class DecodedBatch:
     tokens: TokenIds
 
 
-def compare_with_captured(rebuilt: Rebuilt, captured: Sequence[DecodedBatch]) -> tuple[CheckProblem, ...]:
+def compare_with_captured(
+    rebuilt: Rebuilt, captured: Sequence[DecodedBatch], *, elsewhere: Sequence[Sequence[DecodedBatch]] = ()
+) -> tuple[CheckProblem, ...]:
     """Hold the requests of a log against everything that was decoded for its session, in order.
 
     For each request with a reply there must be a moment, after the reply before it, at which the KV of the sequence
     held the request exactly, followed by the decodes of its reply and nothing else. A request without one was cut off
     (a cancel, a crash): what was decoded for it is passed over, since the next request must hold all the same.
     A batch that repeats the one before it changes nothing: it was refused for want of room, and came again.
+    A sequence may begin with what it did not decode itself: a fork, or a snapshot. It must have been decoded as it is
+    before, by the session or `elsewhere`, which holds what was decoded for each other sequence.
     """
     captured = _without_repeats(captured)
-    moments = _moments(rebuilt.window, captured)
+    known = (moment.agreed for batches in elsewhere for moment in _moments(rebuilt.window, batches, known=0))
+    moments = _moments(rebuilt.window, captured, known=max(known, default=0))
     problems: list[CheckProblem] = []
     now = 0
     for request in rebuilt.requests:
@@ -68,16 +73,19 @@ def _without_repeats(captured: Sequence[DecodedBatch]) -> list[DecodedBatch]:
     return kept
 
 
-def _moments(window: TokenIds, captured: Sequence[DecodedBatch]) -> list[_Moment]:
+def _moments(window: TokenIds, captured: Sequence[DecodedBatch], *, known: int) -> list[_Moment]:
+    """Return what was held after each batch. The first `known` tokens of the window were decoded elsewhere."""
     moments = [_Moment(0, 0)]
     for batch in captured:
-        # The KV holds [0, start) as it was, then [start, end) from the batch. A batch that leaves a gap agrees nowhere.
+        # The KV holds [0, start) as it was, or restored if it held less, then [start, end) from the batch.
         end = batch.start + batch.tokens.size
-        agreed = min(moments[-1].agreed, batch.start)
+        restored = batch.start > moments[-1].held
+        agreed = min(known if restored else moments[-1].agreed, batch.start)
         if agreed == batch.start:
             different = first_difference(batch.tokens, window[batch.start : end])
             agreed = end if different is None else batch.start + different
         moments.append(_Moment(end, agreed))
+        known = max(known, agreed)
     return moments
 
 

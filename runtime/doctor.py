@@ -19,7 +19,8 @@ from .gguf import fingerprint, read_gguf
 from .gguf_metadata import GgufMetadata
 from .llama import Placement, open_vocabulary
 from .llama.loading import OUTPUTS_MOST
-from .llama.placement import free_memory_bytes, kv_bytes_per_token, physical_cores, place
+from .llama.placement import kv_bytes_per_token, physical_cores, place
+from .prefix_cache.machine import free_memory_bytes
 from .template_report import TemplateDescription, describe_template
 from .tools.confine import confinement_available, describe_confinement
 from .transitions import learn_chat_format

@@ -88,7 +88,7 @@ def _self_test(path: Path | None, place: Place, n_ctx: int | None, problems: lis
     if path is None:
         problems.append("there is no model to test: name one with --model")
         return None
-    with open_engine(path, place.loaded, n_ctx=n_ctx) as engine:
+    with open_engine(path, place, n_ctx=n_ctx) as engine:
         tested = run_rewind_test(engine)
     if not tested.passed:
         problems.append(

@@ -126,9 +126,9 @@ def fingerprint_of(path: Path) -> str:
         return ""
 
 
-def open_engine(model: Path, loaded: LoadedConfig, *, n_ctx: int | None = None) -> LlamaEngine:
+def open_engine(model: Path, place: Place, *, n_ctx: int | None = None) -> LlamaEngine:
     """Load the model as configured; `n_ctx`, if given, stands over the configuration. Raises ModelError."""
-    engine = loaded.config.engine
+    engine = place.loaded.config.engine
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(engine.openmp_spin))
     from ..llama import LlamaEngine  # noqa: PLC0415  after the line above, which llama.cpp's threads look at
@@ -143,6 +143,7 @@ def open_engine(model: Path, loaded: LoadedConfig, *, n_ctx: int | None = None) 
         type_k=engine.type_k,
         type_v=engine.type_v,
         flash_attn=engine.flash_attn,
+        cache=cache_options(place),
     )
 
 

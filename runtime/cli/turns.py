@@ -110,7 +110,7 @@ def open_talk(options: SessionOptions, *, resume: str | None, as_json: bool = Fa
     place = open_place(options)
     start = None if resume is None else read_session_start(place, resume)
     model, n_ctx = _opened_with(start, place)
-    engine = driver.work(lambda: open_engine(model, place.loaded, n_ctx=n_ctx))
+    engine = driver.work(lambda: open_engine(model, place, n_ctx=n_ctx))
     with engine:
         session = driver.work(
             lambda: open_session(

@@ -29,7 +29,7 @@ from ..engine import (
 )
 from ..gguf import fingerprint
 from ..prefix_cache.identity import CacheIdentity
-from ..prefix_cache.machine import budgets_of_this_machine
+from ..prefix_cache.machine import budgets_of_this_machine, free_memory_bytes
 from ..prefix_cache.options import CacheOptions
 from ..prefix_cache.pool import SnapshotPool
 from ..prefix_cache.snapshot_files import SnapshotFiles
@@ -44,7 +44,7 @@ from .grammar import GrammarShelf
 from .keeper import Keeper
 from .library import library
 from .loading import OUTPUTS_MOST, ContextOptions, LoadedModel, load_model, memory_kind
-from .placement import KV_ELEMENT_BYTES, Placement, free_memory_bytes, physical_cores, place
+from .placement import KV_ELEMENT_BYTES, Placement, physical_cores, place
 from .places import Places
 from .residency import Residency, check_ids, check_run, end_generation
 from .reuse import Reuse

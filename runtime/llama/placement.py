@@ -112,13 +112,6 @@ def physical_cores() -> int:
     return max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
 
 
-def free_memory_bytes() -> int:
-    """Return the memory that can be had without swapping."""
-    import psutil  # noqa: PLC0415  (kept out of the import of the package)
-
-    return int(psutil.virtual_memory().available)
-
-
 def _compute_bytes(metadata: GgufMetadata, *, n_ubatch: int, n_outputs: int) -> int:
     """Estimate the compute buffers: activations of one ubatch, and the logits of its outputs, in float32."""
     width = metadata.number(f"{metadata.architecture}.embedding_length") or 0

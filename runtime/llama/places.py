@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from ...kernels.chain import RunName, RunNamer, parse_run_name, run_name
 from ...kernels.errors import DecodeFailed
+from ...kernels.tokens import TokenIds
 from ..engine import SequenceId
 from ..prefix_cache.modes import ReuseModes
 from ..prefix_cache.pool import Snapshot, SnapshotPool
@@ -157,9 +158,9 @@ class Places:
         if state.slot is not None and not len(state.run):
             self.cells.give_back(state)
 
-    def make_room_in_memory(self, size_bytes: int) -> bool:
-        """Let memory snapshots go until one of this size can be taken; say whether it can."""
-        fits = self._pool.make_room(size_bytes)
+    def make_room_in_memory(self, size_bytes: int, *, run: TokenIds | None = None) -> bool:
+        """Let memory snapshots go until one of this size can be taken; say whether it can. `run`: the one it is of."""
+        fits = self._pool.make_room(size_bytes, run=run, covers=self._rewinds)
         for gone in self._pool.evicted():
             self._spill(gone)
         return fits
@@ -180,7 +181,8 @@ class Places:
             return
         assert state.slot is not None
         memory = self._context.memory
-        if not self.make_room_in_memory(memory.state_bytes(state.slot, partial=False)):
+        size = memory.state_bytes(state.slot, partial=False) + tokens.nbytes + (0 if logits is None else logits.nbytes)
+        if not self.make_room_in_memory(size, run=tokens):
             return
         copy = memory.copy_state(state.slot, partial=False)
         if copy is None:

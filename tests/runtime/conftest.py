@@ -71,7 +71,9 @@ class Rig:
         assert rebuilt.problems == ()
         assert list(rebuilt.window) == list(session.transcript.window.tokens())
         mine = [batch for sequence, batch in self.decoded if sequence in self.sequences[session.id]]
-        assert compare_with_captured(rebuilt, [*self.decoded_before, *mine]) == ()
+        others = {sequence for sequence, _ in self.decoded} - self.sequences[session.id]
+        elsewhere = [[batch for sequence, batch in self.decoded if sequence == other] for other in others]
+        assert compare_with_captured(rebuilt, [*self.decoded_before, *mine], elsewhere=elsewhere) == ()
         events = [logged.event for logged in contents.events]
         results = [event.call_id for event in events if isinstance(event, ToolResult)]
         assert len(set(results)) == len(results), "a call has two results"

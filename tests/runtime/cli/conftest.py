@@ -89,9 +89,18 @@ def workspace(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory):
-    """Return a cache folder that all programs share: what is learnt of a template is learnt once."""
-    return tmp_path_factory.mktemp("cache")
+def templates(tmp_path_factory):
+    """Return a folder that all programs share: what is learnt of a template is learnt once."""
+    return tmp_path_factory.mktemp("templates")
+
+
+@pytest.fixture
+def cache(tmp_path, templates):
+    """Return a cache folder without snapshots, which would make the next test's first request warm."""
+    folder = tmp_path / "cache"
+    (folder / "chapbook").mkdir(parents=True)
+    (folder / "chapbook" / "templates").symlink_to(templates)
+    return folder
 
 
 @pytest.fixture
