@@ -131,6 +131,14 @@ def test_a_file_whose_header_is_bad_is_set_aside_at_once_and_named_once(snapshot
     assert [one.path.suffix for one in files.usage().set_aside] == [".bad"]
 
 
+def test_usage_counts_what_it_has_just_set_aside(snapshots):
+    file = snapshots.write(snapshots.files(), snapshots.tokens(300))
+    flip(file.path, 8)
+    usage = snapshots.files().usage()
+    assert [one.path for one in usage.set_aside] == [file.path.with_suffix(".bad")]
+    assert (usage.files, usage.size_bytes, usage.others) == (0, file.size_bytes, ())
+
+
 def test_a_bad_file_that_cannot_be_renamed_is_named_once_and_not_used(snapshots):
     file = snapshots.write(snapshots.files(), snapshots.tokens(300))
     file.path.with_suffix(".bad").mkdir()

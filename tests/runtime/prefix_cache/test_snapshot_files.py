@@ -78,6 +78,7 @@ def test_a_listing_of_an_unchanged_folder_is_one_scan_and_opens_nothing(snapshot
     files = snapshots.files()
     for seed in range(3):
         snapshots.write(files, snapshots.tokens(300, seed=seed))
+    snapshots.now += 1
     files.load(files.find()[0])
     reader = snapshots.files()
     reader.find()
