@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +29,20 @@ DIRTY = ("created", "allocated", "hashed", "flushed")
 """Steps after which a killed writer leaves a temporary file."""
 
 
-def child(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start this file as a script."""
-    return subprocess.Popen([sys.executable, __file__, str(folder), *arguments], stdout=subprocess.PIPE, text=True)
+@pytest.fixture
+def child() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Return a function (folder, *deed) that starts this file as a script. None outlives the test."""
+    started = []
+
+    def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, __file__, str(folder), *arguments]
+        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            kill(process)
 
 
 def said(process: subprocess.Popen[str]) -> str:
@@ -50,7 +62,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_writer_killed_at_any_step_leaves_no_wrong_file_and_its_leftovers_go(snapshots, step):
+def test_a_writer_killed_at_any_step_leaves_no_wrong_file_and_its_leftovers_go(child, snapshots, step):
     files = snapshots.files(clock=time.time)
     snapshots.write(files, snapshots.tokens(300))
     process = child(snapshots.folder, "write", step, "400")
@@ -70,7 +82,7 @@ def test_a_writer_killed_at_any_step_leaves_no_wrong_file_and_its_leftovers_go(s
     assert sorted(len(file.tokens) for file in files.find()) == [200, 500]
 
 
-def test_prune_removes_what_a_killed_writer_left_and_not_what_a_living_one_writes(snapshots):
+def test_prune_removes_what_a_killed_writer_left_and_not_what_a_living_one_writes(child, snapshots):
     killed, living = (child(snapshots.folder, "write", "allocated", length) for length in ("300", "400"))
     assert said(killed) == said(living) == "allocated"
     kill(killed)
@@ -82,7 +94,7 @@ def test_prune_removes_what_a_killed_writer_left_and_not_what_a_living_one_write
     assert snapshots.names() == []
 
 
-def test_two_processes_that_write_the_same_run_both_end_with_a_right_file(snapshots):
+def test_two_processes_that_write_the_same_run_both_end_with_a_right_file(child, snapshots):
     writers = [child(snapshots.folder, "repeat", str(number)) for number in range(2)]
     files = snapshots.files(clock=time.time)
     while any(writer.poll() is None for writer in writers):
@@ -98,7 +110,7 @@ def test_two_processes_that_write_the_same_run_both_end_with_a_right_file(snapsh
     assert files.take_notes() == ()
 
 
-def test_two_processes_stay_within_the_budget_together(snapshots):
+def test_two_processes_stay_within_the_budget_together(child, snapshots):
     writers = [child(snapshots.folder, "crowd", str(number)) for number in range(2)]
     files = snapshots.files(clock=time.time)
     most = 0
@@ -109,25 +121,24 @@ def test_two_processes_stay_within_the_budget_together(snapshots):
     assert files.verify().unusable == ()
 
 
-def test_files_deleted_while_they_are_loaded_give_the_right_state_or_none(snapshots):
+def test_files_deleted_while_they_are_loaded_give_the_right_state_or_none(child, snapshots):
     process = child(snapshots.folder, "delete")
-    assert said(process) == "ready"
-    for free_memory in (10**9, 0):
+    assert process.stdin is not None
+    for free_memory in (10**9, 0, 10**9, 0):
         files = snapshots.files(clock=time.time, free_memory=lambda free=free_memory: free)
-        loaded = gone = 0
-        for round_number in range(60):
-            tokens = snapshots.tokens(300 + round_number)
-            snapshots.write(files, tokens, state_bytes=300_000)
-            for file in files.find():
-                try:
-                    np.testing.assert_array_equal(files.load_state(file), snapshots.state(file.tokens, 300_000))
-                    loaded += 1
-                except SnapshotUnusable as error:
-                    assert error.reason == "it is gone"  # noqa: PT017 - either outcome is right
-                    gone += 1
-        assert loaded + gone > 0
-    kill(process)
-    assert snapshots.files().take_notes() == ()
+        for seed in range(8):
+            snapshots.write(files, snapshots.tokens(300, seed=seed), state_bytes=300_000)
+        found = files.find()
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        for file in found:
+            try:
+                np.testing.assert_array_equal(files.load_state(file), snapshots.state(file.tokens, 300_000))
+            except SnapshotUnusable as error:
+                assert error.reason == "it is gone"  # noqa: PT017 - either outcome is right
+        assert said(process) == "deleted"
+        assert files.find() == ()
+        assert files.take_notes() == ()
 
 
 @pytest.fixture
@@ -172,7 +183,7 @@ def test_a_disk_that_fills_up_before_the_file_is_allocated_is_an_error_and_no_cr
     assert snapshots.names() == []
 
 
-def test_a_limit_on_the_size_of_files_is_an_error_and_no_crash(snapshots):
+def test_a_limit_on_the_size_of_files_is_an_error_and_no_crash(child, snapshots):
     process = child(snapshots.folder, "limited")
     assert "larger than this process may write (ulimit -f)" in finish(process)
     assert snapshots.names() == []
@@ -209,10 +220,10 @@ def main(folder: Path, deed: str, *arguments: str) -> None:
             rig.write(files, rig.tokens(200 + number, seed=int(arguments[0])), state_bytes=8000)
         print("done")
     elif deed == "delete":
-        print("ready", flush=True)
-        while True:
+        for _ in sys.stdin:
             for path in folder.rglob("*.kv"):
-                path.unlink(missing_ok=True)
+                path.unlink()
+            print("deleted", flush=True)
     elif deed == "limited":
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         try:
