@@ -10,15 +10,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 
-from ...kernels.chain import RunNamer
+from ...kernels.chain import RunNamer, parse_run_name
 from ...kernels.errors import SnapshotError
 from ...kernels.tokens import TokenIds
 from ..prefix_cache.modes import ReuseModes
 from ..prefix_cache.pool import Rung, Snapshot, SnapshotPool
-from ..prefix_cache.snapshot_files import PendingSnapshot, SectionPlan, SnapshotFiles
+from ..prefix_cache.snapshot_files import PendingSnapshot, SectionPlan, SnapshotFile, SnapshotFiles
+from ..prefix_cache.snapshot_room import is_superseded
 from .context import LlamaContext
 from .places import PARKED
 from .sequence import SequenceState
@@ -31,8 +33,9 @@ URGENT_SHARE = 8
 """A run of which an eighth is not on disk is copied without waiting for a rest. To evaluate a token takes some 250
 times as long as to copy one (135M model), so that the copy delays such turns by less than 5 %."""
 
-MOST_RUNGS = 8
-"""Partial states that are written with a run: the pinned ones and the latest."""
+FEWEST_RUNGS, MOST_RUNGS = 8, 64
+"""Partial states that are written with a run: the pinned ones, and so many others; as many as take no more bytes than
+the whole state, but within these limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,7 +78,8 @@ class Keeper:
     def rest(self, state: SequenceState) -> None:
         """Note that a sequence is at rest. The caller holds the engine's turn."""
         state.awaits_reply = False
-        if self._files is None or self._unsaved(state) < LEAST_SAVED_TOKENS:
+        swapped = self._swapped(state) is not None
+        if self._files is None or (self._unsaved(state) < LEAST_SAVED_TOKENS and not swapped):
             return
         urgent = self._unsaved(state) * URGENT_SHARE >= len(state.run)
         with self._changed:
@@ -169,6 +173,7 @@ class Keeper:
         """Write what a sequence holds, and its session prefix as a file of its own."""
         draft = self._draft(state)
         if draft is None:
+            self._save_swapped(state)
             return
         assert self._files is not None
         prefix = draft.tokens[: state.pinned_tokens]
@@ -176,7 +181,8 @@ class Keeper:
             self._save_prefix(state, draft, prefix)
         if self._files.holds(draft.tokens):
             return
-        pending = self._begin(draft.tokens, whole_bytes=draft.whole_bytes, rungs=draft.rungs, pinned=False)
+        rungs = self._rungs_to_write(draft.tokens, draft.rungs, whole_bytes=draft.whole_bytes)
+        pending = self._begin(draft.tokens, whole_bytes=draft.whole_bytes, rungs=rungs, pinned=False)
         if pending is None:
             return
         with self._turns:
@@ -184,12 +190,29 @@ class Keeper:
         if not filled:
             pending.abandon()
             return
-        for index, rung in enumerate(draft.rungs, start=1):
+        for index, rung in enumerate(rungs, start=1):
             pending.section(index)[:] = rung.state
         if self._commit(pending):
             with self._turns:
                 if self._is_still(state, draft):
                     state.saved_tokens = len(draft.tokens)
+
+    def _save_swapped(self, state: SequenceState) -> None:
+        """Write a sequence that went into a memory snapshot before it could be written."""
+        with self._turns:
+            snapshot = self._swapped(state)
+            pending = None if snapshot is None else self._copy_snapshot(snapshot)
+        if pending is not None:
+            self._commit(pending)
+
+    def _swapped(self, state: SequenceState) -> Snapshot | None:
+        if state.swapped is None or state.slot is not None:
+            return None
+        length = parse_run_name(state.swapped) or 0
+        longer = (one for one in self._pool.snapshots() if len(one.tokens) >= length)
+        return next(
+            (one for one in longer if RunNamer(one.tokens, seed=self._seed).name(length) == state.swapped), None
+        )
 
     def _draft(self, state: SequenceState) -> _Draft | None:
         """Return what is to be written of a sequence; None where it is in use, or has gone from its cells."""
@@ -247,7 +270,9 @@ class Keeper:
         """Copy a memory snapshot into a new file; None where it is on disk, or is not worth that."""
         if self._files is None or snapshot.cost_tokens < LEAST_SAVED_TOKENS or self._files.holds(snapshot.tokens):
             return None
-        rungs = self._rungs_below(snapshot.tokens)
+        rungs = self._rungs_to_write(
+            snapshot.tokens, self._rungs_below(snapshot.tokens), whole_bytes=snapshot.state.nbytes
+        )
         # One that waits for its reply is pinned in memory only; it has its logits, which a session prefix has not.
         pinned = snapshot.pinned and snapshot.logits is None
         pending = self._begin(snapshot.tokens, whole_bytes=snapshot.state.nbytes, rungs=rungs, pinned=pinned)
@@ -259,14 +284,38 @@ class Keeper:
         return pending
 
     def _rungs_below(self, tokens: TokenIds) -> tuple[Rung, ...]:
-        """Return the rungs to write with a run: all pinned ones, and the latest."""
+        """Return the rungs of a run that are in memory."""
         if self._rewinds or len(tokens) < 2:
             return ()
         namer = RunNamer(tokens, seed=self._seed)
         rungs = [self._pool.rung(namer.name(length)) for length in self._pool.rungs_of(namer, len(tokens) - 1)]
-        found = [rung for rung in rungs if rung is not None]
-        latest = found[-MOST_RUNGS:]
-        return tuple(rung for rung in found if rung.pinned or rung in latest)
+        return tuple(rung for rung in rungs if rung is not None)
+
+    def _rungs_to_write(self, tokens: TokenIds, in_memory: tuple[Rung, ...], *, whole_bytes: int) -> tuple[Rung, ...]:
+        """Return the rungs to write with a run, ascending: of those in memory, and in the files that it replaces."""
+        if self._rewinds:
+            return ()
+        assert self._files is not None
+        lengths = {rung.length for rung in in_memory}
+        largest_bytes = max((rung.state.nbytes for rung in in_memory), default=1)
+        on_disk: dict[int, SnapshotFile] = {}
+        for file in self._files.find():
+            if is_superseded(file, tokens):
+                on_disk |= {length: file for length in file.rungs if length not in lengths}
+                largest_bytes = max([largest_bytes, *(part.size_bytes for part in file.header.sections[1:])])
+        most = max(FEWEST_RUNGS, min(MOST_RUNGS, whole_bytes // largest_bytes))
+        pinned = {rung.length for rung in in_memory if rung.pinned}
+        chosen = pinned | set(thin_out([*lengths, *on_disk], end=len(tokens), most=most))
+        rungs = [rung for rung in in_memory if rung.length in chosen]
+        namer = RunNamer(tokens, seed=self._seed)
+        for length in sorted(chosen & on_disk.keys()):
+            # What cannot be read is missing in the new file, no more.
+            with suppress(SnapshotError, OSError):
+                state = self._files.load_rung(on_disk[length], length)
+                rungs.append(
+                    Rung(name=namer.name(length), length=length, state=state, pinned=False, cost_tokens=length)
+                )
+        return tuple(sorted(rungs, key=lambda rung: rung.length))
 
     def _begin(
         self, tokens: TokenIds, *, whole_bytes: int, rungs: tuple[Rung, ...], pinned: bool
@@ -287,6 +336,21 @@ class Keeper:
             self._note(f"a snapshot was not written: {error}")
             return False
         return True
+
+
+def thin_out(lengths: Collection[int], *, end: int, most: int) -> list[int]:
+    """Return at most `most` of `lengths`, ascending: dense where `end` is near, sparse where it is far.
+
+    To go back far is rarer than to go back a little: one that is left out costs what lies between it and the one
+    before, as likely as it is near the end.
+    """
+    kept = sorted(lengths)
+    while len(kept) > most:
+        # The one at i would have saved [kept[i - 1], kept[i]).
+        before = [0, *kept[:-1]]
+        costs = [(length - last) / (end - length + 1) for last, length in zip(before, kept, strict=True)]
+        del kept[costs.index(min(costs))]
+    return kept
 
 
 def _same(left: TokenIds, right: TokenIds) -> bool:
