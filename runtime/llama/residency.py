@@ -261,14 +261,15 @@ class Residency:
 
 def choose_stops(points: SyncPoints, *, start: int, end: int) -> list[int]:
     """Return the points in (start, end) at which a batch ends: the pinned ones, and the others where they are not
-    crowded, the later of two."""
-    stops = {point for point in points.pinned if start < point < end}
-    last = end
-    for point in sorted((point for point in points.ring if start < point < end), reverse=True):
-        if last - point >= LEAST_RING_TOKENS:
-            stops.add(point)
+    crowded, the earlier of two: what goes back to the later one then evaluates less than `LEAST_RING_TOKENS` again."""
+    pinned = set(points.pinned)
+    stops: list[int] = []
+    last = start
+    for point in sorted(pinned.union(points.ring)):
+        if start < point < end and (point in pinned or point - last >= LEAST_RING_TOKENS):
+            stops.append(point)
             last = point
-    return sorted(stops)
+    return stops
 
 
 def end_generation(state: SequenceState) -> None:
