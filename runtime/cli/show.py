@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from ..calls import LoggedCall
+from ..engine import SyncSource
 from ..events import StepUsage, TurnEndReason
 from ..session import Session
 from ..sizes import size_text
@@ -34,11 +35,12 @@ QUIET, LOUD, BAD = "dim", "bold red", "red"
 
 
 def ledger_line(step: int, usage: StepUsage) -> str:
-    """Return the account of a step in one line."""
+    """Return the account of a step in one line. What is cached was resident, where no other origin is named."""
+    origin = "" if usage.source in ("", SyncSource.RESIDENT, SyncSource.NOTHING) else f" ({usage.source})"
     parts = [
         f"step {step}",
         f"{usage.window:,} in window",
-        f"{usage.cached:,} cached",
+        f"{usage.cached:,} cached{origin}",
         f"{usage.evaluated:,} evaluated",
         f"{usage.generated:,} generated",
         f"TTFT {usage.ttft_s:.1f} s",
