@@ -153,7 +153,8 @@ def _context_params(api: Any, options: ContextOptions) -> Any:
 
 def _ggml_type(api: Any, name: str) -> int:
     assert name in KV_ELEMENT_BYTES, name
-    return int(getattr(api, f"GGML_TYPE_{name.upper()}"))
+    # The binding does not name this one; ggml.h does.
+    return 30 if name == "bf16" else int(getattr(api, f"GGML_TYPE_{name.upper()}"))
 
 
 def _details(lines: tuple[str, ...]) -> str:
