@@ -17,16 +17,15 @@ from typing import Unpack
 
 import msgspec
 
-from ..kernels.errors import UsageError
 from ..kernels.tokens import TokenIds
 from ..runtime.dialects import dialect_named
 from ..runtime.engine import Engine, GeneratedToken, Generation, GenerationReport, SequenceId, SyncReport
-from ..runtime.events import StepUsage, TurnEndReason
+from ..runtime.events import StepUsage
 from ..runtime.session import Session
 from ..runtime.session_open import SessionSettings
-from ..runtime.stream import StepEnded, ToolFinished, TurnEnded
 from ..runtime.tools.spec import Policy
 from ..runtime.wrapped import ForcedEngine, GenerateOptions, SyncOptions, WrappedEngine
+from .played_turn import play_turn
 
 DIALECT = "hermes"
 MESSAGES = (
@@ -169,20 +168,13 @@ def played_session(engine: Engine) -> Iterator[SessionCost]:
 
 
 def _play(session: Session, timed: TimedEngine) -> SessionCost:
-    usages: list[StepUsage] = []
-    tools_s = 0.0
-    started_s = time.perf_counter()
-    for message in MESSAGES:
-        for event in session.send(message):
-            match event:
-                case StepEnded(usage=usage):
-                    usages.append(usage)
-                case ToolFinished(seconds=seconds):
-                    tools_s += seconds
-                case TurnEnded(reason=reason, detail=detail) if reason is not TurnEndReason.COMPLETED:
-                    raise UsageError(f"the benchmark's session did not come to its end ({reason}): {detail}")
-    seconds = time.perf_counter() - started_s
-    return SessionCost(usages=tuple(usages), seconds=seconds, engine_s=timed.seconds, tools_s=tools_s)
+    turns = [play_turn(session, message) for message in MESSAGES]
+    return SessionCost(
+        usages=tuple(usage for turn in turns for usage in turn.usages),
+        seconds=sum(turn.seconds for turn in turns),
+        engine_s=timed.seconds,
+        tools_s=sum(turn.tools_s for turn in turns),
+    )
 
 
 class HeldSession(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ from .bare_loop import BareLoop, BareParameters
 from .forced_session import DIALECT, SessionCost, played_session
 from .memory import MemoryComparison, compare_memory
 from .paired import Figure, PairedTimes, Target, judged, time_pair
+from .played_turn import reuse_target
 from .report import BenchReport, make_report
 from .tiny_models import TinyKind, build_tiny_model
 
@@ -210,7 +211,6 @@ class LoopRace:
 
 def session_figures(cost: SessionCost, memory: MemoryKind) -> tuple[Figure, ...]:
     """Return what a session evaluated against its bound, and the time that was neither the engine's nor a tool's."""
-    reuse_target = Target("<=", 1.0 if memory.rewinds else 1.02)
     steps = len(cost.usages)
     return (
         judged(
@@ -219,7 +219,7 @@ def session_figures(cost: SessionCost, memory: MemoryKind) -> tuple[Figure, ...]
                 value=cost.evaluated / cost.bound,
                 note=f"{cost.evaluated:,} of {cost.bound:,} tokens in {steps} steps",
             ),
-            reuse_target,
+            reuse_target(memory),
         ),
         judged(Figure(name="undeclared prefix breaks", value=cost.undeclared_breaks), NO_BREAK_TARGET),
         Figure(
