@@ -87,6 +87,8 @@ def test_a_killed_session_goes_on_from_disk_as_if_it_had_never_been_broken(job, 
     assert warm.request == restarts.unbroken.request
     assert warm.reply == restarts.unbroken.reply
     assert len(warm.reply) == GREEDY_TOKENS
+    # Another text is answered otherwise: equal replies say something.
+    assert restarts.new.reply != warm.reply
     assert restarts.unbroken.usage.source == "resident"
     assert (restarts.cold.usage.source, restarts.cold.usage.cached) == ("nothing", 0)
     assert restarts.cold.usage.evaluated == restarts.cold.usage.window
