@@ -17,10 +17,11 @@ import typer
 from ...kernels.errors import UsageError
 from ..prefix_cache.budget import MB, CacheBudgets
 from ..prefix_cache.machine import budgets_of_this_machine
+from ..prefix_cache.mode_results import all_results
 from ..prefix_cache.snapshot_folder import FolderUsage, folder_usage, prune_folder, verify_folder
 from ..prefix_cache.snapshot_index import OtherFile, SnapshotIndex
 from ..sizes import size_text
-from .opening import Place, cache_options, open_place, snapshot_folder
+from .opening import Place, cache_options, modes_folder, open_place, snapshot_folder
 from .options import PlaceOptions, takes
 from .terminal import print_columns, print_json, visible_line
 
@@ -45,14 +46,16 @@ def stats(as_json: AsJson = False, *, options: PlaceOptions) -> None:
     budgets = _budgets(place, index)
     usage = folder_usage(index, budget_bytes=budgets.disk_bytes)
     unusable = [str(each) for each in index.take_unusable()]
+    failed = [results for results in all_results(modes_folder()) if results.failed]
     if as_json:
-        print_json(_stats_for_programs(budgets, usage, unusable))
+        print_json(_stats_for_programs(budgets, usage, unusable) | {"failed_self_tests": failed})
         return
     lines = [
         f"memory  {size_text(budgets.memory_bytes)}: {budgets.memory_reason} (a model that is loaded leaves less)",
         f"disk    {size_text(budgets.disk_bytes)}: {budgets.disk_reason}",
         f"folder  {usage.folder}: {size_text(usage.size_bytes)} in {_snapshots(usage.files)}{_besides(usage)}",
         *unusable,
+        *(f"{results.identity.model_name}: {note}" for results in failed for note in results.notes()),
     ]
     for line in lines:
         sys.stdout.write(f"{visible_line(line)}\n")

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ...compaction.durable_files import way_out
 from ...kernels.errors import ModelLoadError
 from ..chat_format import AppendKind
 from ..doctor import MachineReport, ModelQuestions, ModelReport, examine_machine, examine_model
 from ..llama.build_info import BuildInfo, build_info
-from ..llama.self_test import RewindTest, run_rewind_test
+from ..llama.reuse_tests import run_mode_tests
+from ..prefix_cache.mode_results import ModeResult, ModeResults, Outcome, all_results, save_results
 from ..sizes import size_text
 from ..template_report import TemplateDescription
-from .opening import Place, configured_model, found_models, open_engine, open_place, template_cache_folder
+from .opening import (
+    Place,
+    configured_model,
+    found_models,
+    modes_folder,
+    open_engine,
+    open_place,
+    template_cache_folder,
+)
 from .options import ModelOptions, takes
 from .terminal import print_json, visible_line
 
@@ -25,7 +37,9 @@ WIDTH = 18
 @takes(ModelOptions)
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-    self_test: Annotated[bool, typer.Option("--self-test", help="Load the model and test it.")] = False,
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Load the model and test each way of reusing KV.")
+    ] = False,
     n_ctx: Annotated[int | None, typer.Option(help="The window to plan for, in tokens.")] = None,
     *,
     options: ModelOptions,
@@ -39,7 +53,15 @@ def doctor(
     model = None if path is None else examine_model(path, _questions(place, n_ctx))
     if model is not None and model.template_problem:
         problems.append(model.template_problem)
-    tested = _self_test(path, place, n_ctx, problems) if self_test else None
+    if self_test:
+        tested = _self_test(path, place, n_ctx, problems)
+    else:
+        tested = None if model is None or build is None else _known_results(model, build, place)
+    if tested is not None:
+        problems += [
+            f"{result.name} does not work with this model and this build of llama.cpp, and is off: {result.reason}"
+            for result in tested.failed
+        ]
     if as_json:
         print_json({"machine": machine, "llama_cpp": build, "model": model, "self_test": tested, "problems": problems})
     else:
@@ -47,8 +69,8 @@ def doctor(
         _print("llama.cpp", [] if build is None else _build_lines(build, machine))
         if model is not None:
             _print("model", _model_lines(model))
-        if tested is not None:
-            _print("self-test", _test_lines(tested))
+        if model is not None:
+            _print(*_test_lines(tested))
         if path is None and build is not None:
             sys.stdout.write("\nno model was named: --model shows what there is to know of one\n")
         for problem in problems:
@@ -84,18 +106,33 @@ def _questions(place: Place, n_ctx: int | None) -> ModelQuestions:
     )
 
 
-def _self_test(path: Path | None, place: Place, n_ctx: int | None, problems: list[str]) -> RewindTest | None:
+def _self_test(path: Path | None, place: Place, n_ctx: int | None, problems: list[str]) -> ModeResults | None:
+    """Test the model and keep the results, so that a mode that failed stays off."""
     if path is None:
         problems.append("there is no model to test: name one with --model")
         return None
-    with open_engine(path, place, n_ctx=n_ctx) as engine:
-        tested = run_rewind_test(engine)
-    if not tested.passed:
-        problems.append(
-            "going back in this model's memory does not give what a fresh run gives: its answers are not to be trusted "
-            "with this build of llama.cpp"
-        )
+    with (
+        open_engine(path, place, n_ctx=n_ctx) as engine,
+        tempfile.TemporaryDirectory(prefix="chapbook-self-test-") as folder,
+    ):
+        results = run_mode_tests(engine, folder=Path(folder))
+        tested = ModeResults(identity=engine.identity, tested=time.time(), results=results)
+    try:
+        save_results(modes_folder(), tested)
+    except OSError as error:
+        problems.append(f"the results cannot be kept in {modes_folder()}: {way_out(error)}")
     return tested
+
+
+def _known_results(model: ModelReport, build: BuildInfo, place: Place) -> ModeResults | None:
+    """Return what the last self-test of this model with this build and these number types found."""
+    engine = place.loaded.config.engine
+    wanted = (model.fingerprint, engine.type_k or "f16", engine.type_v or "f16", build.identity)
+    for results in all_results(modes_folder()):
+        known = results.identity
+        if (known.fingerprint, known.type_k, known.type_v, known.build) == wanted:
+            return results
+    return None
 
 
 def _print(title: str, lines: list[tuple[str, str]]) -> None:
@@ -179,11 +216,20 @@ def _append_text(template: TemplateDescription) -> str:
     )
 
 
-def _test_lines(tested: RewindTest) -> list[tuple[str, str]]:
-    way = f"{tested.rewound} tokens kept" if tested.rewound else "this memory cannot go back: evaluated anew"
-    agreed = round(tested.agreement * tested.positions)
-    return [
-        ("rewind", f"{'passed' if tested.passed else 'FAILED'}: {way}"),
-        ("likeliest token", f"the same at {agreed} of {tested.positions} positions"),
-        ("difference", f"{tested.difference:.4f} nats on average among the likeliest"),
-    ]
+def _test_lines(tested: ModeResults | None) -> tuple[str, list[tuple[str, str]]]:
+    if tested is None:
+        return "self-test", [("not done yet", "--self-test loads the model and tests each way of reusing KV")]
+    return f"self-test of {tested.date}", [(result.name, _result_text(result)) for result in tested.results]
+
+
+def _result_text(result: ModeResult) -> str:
+    if result.outcome in (Outcome.NOT_APPLICABLE, Outcome.NOT_TESTED):
+        return f"{result.outcome}: {result.reason}"
+    figures = [f"{result.cached} tokens reused"] if result.cached else []
+    if result.agreement is not None and result.difference is not None:
+        figures.append(f"the likeliest token the same at {result.agreement:.0%}, {result.difference:.4f} nats off")
+    if result.loss_worse is not None:
+        figures.append(f"text behind it foretold {result.loss_worse:+.3f} nats worse")
+    if result.outcome is Outcome.FAILED:
+        return "; ".join(("FAILED, and off", result.reason, *figures))
+    return f"passed: {', '.join(figures)}"

@@ -254,14 +254,22 @@ def snapshot_folder(place: Place) -> Path:
 
 
 def cache_options(place: Place) -> CacheOptions:
-    """Return the budgets and the folder of the prefix cache as configured."""
+    """Return the budgets and the folder of the prefix cache as configured, and where its modes are noted."""
     cache = place.loaded.config.cache
     return CacheOptions(
         memory_mb=cache.memory_mb,
         disk_mb=cache.disk_mb,
         folder=str(snapshot_folder(place)) if cache.disk and cache.disk_mb != 0 else None,
         rest_s=cache.rest_s,
+        modes_folder=str(modes_folder()),
     )
+
+
+def modes_folder() -> Path:
+    """Return where the results of self-tests are kept."""
+    import platformdirs  # noqa: PLC0415  only the command line needs it
+
+    return platformdirs.user_cache_path("chapbook") / "modes"
 
 
 def state_folder() -> Path:

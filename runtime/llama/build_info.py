@@ -19,6 +19,11 @@ class BuildInfo(msgspec.Struct, frozen=True, kw_only=True):
     mmap: bool
     mlock: bool
 
+    @property
+    def identity(self) -> str:
+        """What tells this build from others."""
+        return f"{self.llama_cpp} ({self.llama_cpp_python})"
+
 
 def build_info() -> BuildInfo:
     """Return what llama.cpp says of itself. Raises ModelLoadError where it is not installed or does not load."""

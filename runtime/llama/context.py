@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ class LlamaContext:
         cells: Cells,
         vocab_size: int,
         kind: MemoryKind,
+        window_tokens: int,
         n_batch: int,
         on_decode: OnDecode | None,
     ) -> None:
@@ -53,8 +55,8 @@ class LlamaContext:
         self.memory = ContextMemory(pointer)
         self._api = library().api
         self._vocab_size = vocab_size
-        self._kind = kind
-        self._n_batch = n_batch
+        self.kind, self.window_tokens = kind, window_tokens
+        self.n_batch = n_batch
         self._batch = TokenBatch(n_batch)
         self._on_decode = on_decode
         self._live: SequenceState | None = None
@@ -64,7 +66,16 @@ class LlamaContext:
     @property
     def survives_abort(self) -> bool:
         """Whether an aborted decode leaves what was resident before it as it was."""
-        return self._kind not in _RECURRENT_KINDS
+        return self.kind not in _RECURRENT_KINDS
+
+    @property
+    def can_move_tails(self) -> bool:
+        """Whether a tail can take other positions without being evaluated again.
+
+        Not with a sliding window, though every cell be kept (`swa_full`): llama.cpp takes one that is out of the window
+        for a free one as soon as it looks for room in the middle of a run (measured).
+        """
+        return self.kind is MemoryKind.FULL and not self.window_tokens and self.memory.can_shift
 
     def arm(self, flag: CancelFlag | None) -> None:
         """Let `flag` abort what is decoded from now on. Each operation has its own: a late cancel harms no other."""
@@ -149,6 +160,26 @@ class LlamaContext:
         target.run.share(source.run, length)
         target.changes += 1
 
+    def take_tail(self, source: SequenceState, target: SequenceState, *, begin: int) -> None:
+        """Let `target` go on with the tokens of [begin, ...) of `source`, in their cells; `source` is empty then.
+
+        No other sequence shares these cells. Positions are right at once, keys from the next decode on.
+        """
+        assert source.slot is not None
+        assert target.slot is not None
+        tail, position = source.run.copy()[begin:], len(target.run)
+        # The account first: where an interrupt strikes between here and the end, more is held than is accounted for,
+        # which the next sync finds and forgets.
+        self._cut(source, 0)
+        self.memory.drop_head(source.slot, begin)
+        if position != begin:
+            self.memory.shift(source.slot, begin, position - begin)
+        self.memory.share_tail(source.slot, target.slot, position)
+        self.memory.clear(source.slot)
+        target.run.extend(tail, self.cells.fill(len(tail)))
+        target.changes += 1
+        self.forget(target)
+
     def restore_whole(self, sequence: SequenceState, tokens: TokenIds, state: StateBytes) -> bool:
         """Put a whole state after `tokens` into a sequence with an empty run; where it fails nothing is left."""
         assert sequence.slot is not None
@@ -185,6 +216,17 @@ class LlamaContext:
         if self._live is sequence:
             self._live = None
         sequence.forget_logits()
+
+    def repair(self, sequences: Collection[SequenceState]) -> None:
+        """Make all accounts true after an interrupt within a change of them."""
+        self.cells.repair(sequences, self.memory)
+        for sequence in sequences:
+            if sequence.logits_at_hand and self._live is not sequence and sequence.saved_logits is None:
+                sequence.forget_logits()
+            elif not sequence.logits_at_hand:
+                self.forget(sequence)
+        if self._live is not None and self._live not in sequences:
+            self._live = None
 
     def _cut(self, sequence: SequenceState, length: int) -> None:
         self.cells.let_go(sequence, keep=length)

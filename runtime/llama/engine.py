@@ -30,24 +30,23 @@ from ..engine import (
 from ..gguf import fingerprint
 from ..prefix_cache.identity import CacheIdentity
 from ..prefix_cache.machine import budgets_of_this_machine, free_memory_bytes
+from ..prefix_cache.mode_results import load_results
 from ..prefix_cache.options import CacheOptions
 from ..prefix_cache.pool import SnapshotPool
 from ..prefix_cache.snapshot_files import SnapshotFiles
 from ..prefix_cache.snapshot_index import SnapshotIndex
 from ..text_watch import TextWatch
 from .build_info import build_info
+from .cache_parts import CacheParts, put_together
 from .cells import Cells
 from .constraint import ReplyConstraint
 from .context import LlamaContext
 from .generation import LlamaGeneration
 from .grammar import GrammarShelf
-from .keeper import Keeper
 from .library import library
 from .loading import OUTPUTS_MOST, ContextOptions, LoadedModel, load_model, memory_kind
 from .placement import KV_ELEMENT_BYTES, Placement, physical_cores, place
-from .places import Places
-from .residency import Residency, check_ids, check_run, end_generation
-from .reuse import Reuse
+from .residency import check_ids, check_run, end_generation
 from .sampler import Sampler
 from .tokenizer import LlamaTokenizer
 from .turns import Turns
@@ -90,7 +89,7 @@ class LlamaEngine:
         model.open_context(options)
         self._model = model
         self.placement = placement
-        self._turns = Turns()
+        self.turns = Turns()
         self.tokenizer = LlamaTokenizer(model.vocab)
         # llama.cpp rounds the window up, and may lower the batch to it.
         n_cells = int(api.llama_n_ctx(model.context))
@@ -105,22 +104,23 @@ class LlamaEngine:
             cells=Cells(n_slots=options.n_sequences, n_cells=None if self._kind is MemoryKind.RECURRENT else n_cells),
             vocab_size=self.tokenizer.size,
             kind=self._kind,
+            window_tokens=self._window_tokens,
             n_batch=n_batch,
             on_decode=on_decode,
         )
-        self.residency = self._open_cache(cache, n_batch=n_batch)
+        parts = self._open_cache(cache)
+        self.pool, self.keeper, self.residency = parts.pool, parts.keeper, parts.residency
         self._grammars = GrammarShelf(self.tokenizer, model.vocab)
 
-    def _open_cache(self, cache: CacheOptions, *, n_batch: int) -> Residency:
+    def _open_cache(self, cache: CacheOptions) -> CacheParts:
         """Put the parts of the prefix cache together, with budgets from what is free now that the model is loaded."""
-        seed, rewinds = self.identity.seed, self._kind.rewinds
         folder = None if cache.folder is None else Path(cache.folder)
         held_bytes = 0 if folder is None else SnapshotIndex(folder).survey().held_bytes
         self.cache_budgets = budgets_of_this_machine(cache, used_by_cache_bytes=held_bytes)
-        self.pool = SnapshotPool(
+        pool = SnapshotPool(
             self.cache_budgets.memory_bytes,
             reserve_bytes=self.cache_budgets.reserve_bytes,
-            seed=seed,
+            seed=self.identity.seed,
             available_bytes=free_memory_bytes,
         )
         files = None
@@ -128,31 +128,18 @@ class LlamaEngine:
             files = SnapshotFiles(
                 folder, identity=self.identity, budget_bytes=self.cache_budgets.disk_bytes, clock=time.time
             )
-        notes: list[str] = []
-        self.keeper = Keeper(
+        tested = None if cache.modes_folder is None else load_results(Path(cache.modes_folder), self.identity)
+        self.modes = cache.modes if tested is None else cache.modes.and_also(tested.modes)
+        return put_together(
             self.context,
-            self._turns,
-            self.pool,
+            self.turns,
+            pool,
             files,
-            seed=seed,
-            modes=cache.modes,
-            rewinds=rewinds,
+            seed=self.identity.seed,
+            modes=self.modes,
             rest_s=cache.rest_s,
-            note=notes.append,
+            notes=[] if tested is None else list(tested.notes()),
         )
-        places = Places(self.context, self.pool, seed=seed, modes=cache.modes, rewinds=rewinds, spill=self.keeper.spill)
-        reuse = Reuse(
-            self.context,
-            places,
-            self.pool,
-            files,
-            kind=self._kind,
-            window_tokens=self._window_tokens,
-            seed=seed,
-            modes=cache.modes,
-            notes=notes,
-        )
-        return Residency(self.context, self._turns, places, reuse, kind=self._kind, n_batch=n_batch)
 
     @classmethod
     def open(
@@ -235,23 +222,23 @@ class LlamaEngine:
 
     def open_sequence(self) -> SequenceId:
         """See `engine.Engine.open_sequence`. Any number may be open."""
-        with self._turns:
+        with self.turns:
             self.residency.check_open()
             return self.residency.open().id
 
     def drop(self, sequence: SequenceId) -> None:
         """See `engine.Engine.drop`."""
-        with self._turns:
+        with self.turns:
             self.residency.drop(sequence)
 
     def fork(self, sequence: SequenceId, *, at: int) -> SequenceId:
         """See `engine.Engine.fork`."""
-        with self._turns:
+        with self.turns:
             return self.residency.fork(sequence, at=at).id
 
     def rest(self, sequence: SequenceId) -> None:
         """See `engine.Engine.rest`."""
-        with self._turns:
+        with self.turns:
             self.keeper.rest(self.residency.state(sequence))
 
     def settle(self) -> None:
@@ -260,7 +247,7 @@ class LlamaEngine:
 
     def resident(self, sequence: SequenceId) -> TokenIds:
         """See `engine.Engine.resident`."""
-        with self._turns:
+        with self.turns:
             return self.residency.held(self.residency.state(sequence))
 
     def sync(
@@ -292,7 +279,7 @@ class LlamaEngine:
         """See `engine.Engine.generate`. Raises GrammarError, and EngineError where the sequence was not synced."""
         so_far = NO_TOKENS if so_far is None else so_far
         check_ids(so_far if forced is None else forced, vocab_size=self.tokenizer.size)
-        with self._turns:
+        with self.turns:
             state = self.residency.state(sequence)
             end_generation(state)
             if not self.residency.ready(state):
@@ -304,7 +291,7 @@ class LlamaEngine:
                 self.residency,
                 self.context,
                 self.tokenizer,
-                self._turns,
+                self.turns,
                 state,
                 max_tokens=min(max_tokens, self._n_ctx - len(state.run)),
                 sampler=None
@@ -323,7 +310,7 @@ class LlamaEngine:
         check_run(concat_tokens([given, tokens]), n_ctx=self._n_ctx, vocab_size=self.tokenizer.size)
         self.sync(sequence, given)
         scores: list[float] = []
-        with self._turns:
+        with self.turns:
             state = self.residency.state(sequence)
             self.context.arm(None)
             before = self.context.logits(state).copy()
@@ -338,7 +325,7 @@ class LlamaEngine:
 
     def check_integrity(self) -> None:
         """Compare the account of every sequence with what llama.cpp holds. Raises AssertionError where they differ."""
-        with self._turns:
+        with self.turns:
             self.residency.check_open()
             self.residency.check_integrity()
             self.pool.check_integrity()
@@ -347,7 +334,7 @@ class LlamaEngine:
         """See `engine.Engine.close`. What is worth keeping across a restart is written first."""
         if not self.residency.is_closed:
             self.keeper.close()
-        with self._turns:
+        with self.turns:
             if not self.residency.is_closed:
                 self.residency.close()
                 self.tokenizer.close()
@@ -408,7 +395,6 @@ def default_sequences(kind: MemoryKind) -> int:
 
 
 def _identity(info: EngineInfo, model: LoadedModel, options: ContextOptions) -> CacheIdentity:
-    build = build_info()
     flash = {None: "auto", True: "on", False: "off"}[options.flash_attn]
     # Models with two sets of RoPE factors take the long ones where the context is larger than the original one.
     original = model.metadata.number(f"{model.metadata.architecture}.rope.scaling.original_context_length")
@@ -422,7 +408,7 @@ def _identity(info: EngineInfo, model: LoadedModel, options: ContextOptions) -> 
         flash_attn=flash,
         rope="long factors" if long_factors else "",
         lora="",
-        build=f"{build.llama_cpp} ({build.llama_cpp_python})",
+        build=build_info().identity,
     )
 
 

@@ -46,6 +46,26 @@ class ContextMemory:
         """
         self._api.llama_memory_seq_cp(self._memory, source, target, 0, length)
 
+    @property
+    def can_shift(self) -> bool:
+        """Whether positions can be moved. It is said of recurrent memory too, which cannot: ask the kind first."""
+        return bool(self._api.llama_memory_can_shift(self._memory))
+
+    def drop_head(self, slot: int, position: int) -> None:
+        """Forget [0, position). What is left is no run until it is shifted. Full attention only."""
+        self._api.llama_memory_seq_rm(self._memory, slot, 0, position)
+
+    def shift(self, slot: int, begin: int, delta: int) -> None:
+        """Add `delta` to the positions of [begin, ...). Keys are turned at the next decode: copy no state before it.
+
+        It moves a cell for every slot that shares it, so that no other one may.
+        """
+        self._api.llama_memory_seq_add(self._memory, slot, begin, -1, delta)
+
+    def share_tail(self, source: int, target: int, begin: int) -> None:
+        """Let `target` hold the cells of [begin, ...) of `source` too, behind its own. Full attention only."""
+        self._api.llama_memory_seq_cp(self._memory, source, target, begin, -1)
+
     def state_bytes(self, slot: int, *, partial: bool) -> int:
         """Return the size of a copy of a slot's state."""
         return int(self._api.llama_state_seq_get_size_ext(self._context, slot, self._flags(partial=partial)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -215,16 +216,59 @@ def test_doctor_tells_what_there_is(run, tiny_llama):
     assert (told["model"]["name"], told["model"]["memory"]) == ("tiny llama", "full attention")
     assert told["model"]["placement"]["n_ctx"] == 512
     assert told["model"]["template"]["append_kind"] == "append-only"
-    assert told["self_test"] == told["self_test"] | {"agreement": 1.0, "passed": True, "rewound": 159}
+    outcomes = {result["mode"]: result["outcome"] for result in told["self_test"]["results"]}
+    assert outcomes == dict.fromkeys(outcomes, "passed") | {"partial_snapshot": "not applicable"}
+    assert told["self_test"]["identity"]["fingerprint"] == told["model"]["fingerprint"]
     shown = run("doctor", "--model", tiny_llama).stdout
     for part in ("machine", "llama.cpp", "GPU offload", "ripgrep", "fingerprint", "dialect", "appending"):
         assert part in shown
+    assert re.search(r"self-test of \d{4}-\d\d-\d\d \d\d:\d\d\n  rewind +passed: 159 tokens reused", shown)
+    other = run("doctor", "--model", tiny_llama, "--set", "engine.type_k=q8_0").stdout
+    assert "not done yet" in other
 
 
-def test_doctor_on_a_memory_that_cannot_go_back_says_so(run, tiny):
+def test_doctor_tests_every_mode_of_reuse_and_says_which_a_memory_has_not(run, tiny):
     ended = run("doctor", "--self-test", "--n-ctx=512", "--model", tiny("mamba"))
     assert ended.returncode == 0, ended.stdout
-    assert "this memory cannot go back: evaluated anew" in ended.stdout
+    for line in (
+        r"rewind +not applicable: recurrent memory cannot drop a tail",
+        r"partial snapshot +passed: 159 tokens reused, the likeliest token the same at 100%, 0\.0000 nats off",
+        r"moved tail +not applicable: ",
+    ):
+        assert re.search(line, ended.stdout)
+
+
+def test_a_mode_that_failed_is_named_by_doctor_and_cache_stats_and_off_in_a_run(run, tiny_llama, cache):
+    told = json.loads(run("doctor", "--json", "--self-test", "--n-ctx=512", "--model", tiny_llama).stdout)
+    (path,) = (
+        path for path in (cache / "chapbook" / "modes").iterdir() if told["model"]["fingerprint"] in path.read_text()
+    )
+    known = json.loads(path.read_text())
+    known["results"][0] |= {"outcome": "failed", "reason": "it was 3 nats off"}
+    path.write_text(json.dumps(known))
+    try:
+        ended = run("doctor", "--model", tiny_llama)
+        assert ended.returncode == 1
+        assert re.search(r"rewind +FAILED, and off; it was 3 nats off; 159 tokens reused", ended.stdout)
+        assert "problem: rewind does not work with this model" in ended.stdout
+        assert "tiny llama: off for this model, since its self-test of" in run("cache", "stats").stdout
+        assert (
+            json.loads(run("cache", "stats", "--json").stdout)["failed_self_tests"][0]["results"][0]["mode"] == "rewind"
+        )
+        ended = run("run", "--model", tiny_llama, *SMALL, "hello")
+        assert "off for this model, since its self-test of" in ended.stderr
+    finally:
+        path.unlink()
+    assert run("doctor", "--model", tiny_llama).returncode == 0
+
+
+def test_a_self_test_whose_result_cannot_be_kept_says_so(run, tiny_llama, home):
+    blocked = home / "blocked"
+    blocked.write_text("not a folder")
+    ended = run("doctor", "--self-test", "--n-ctx=512", "--model", tiny_llama, env={"XDG_CACHE_HOME": str(blocked)})
+    assert ended.returncode == 1
+    assert "passed: 159 tokens reused" in ended.stdout
+    assert re.search(r"problem: the results cannot be kept in .*blocked", ended.stdout)
 
 
 # Every command

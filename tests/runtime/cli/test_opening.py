@@ -19,6 +19,7 @@ from chapbook.runtime.cli.opening import (
     configured_tools,
     find_session_model,
     fingerprint_of,
+    modes_folder,
     parse_tool_choice,
     snapshot_folder,
 )
@@ -117,14 +118,15 @@ def placed(workspace, *settings):
 def test_by_itself_the_cache_is_in_the_users_cache_folder_for_all_workspaces(workspace, tmp_path):
     options = cache_options(placed(workspace))
     assert options.folder == cache_options(placed(tmp_path)).folder
-    assert options == CacheOptions(folder=options.folder)
+    assert options == CacheOptions(folder=options.folder, modes_folder=options.modes_folder)
     assert Path(options.folder).parts[-2:] == ("chapbook", "kv")
+    assert Path(options.modes_folder) == Path(options.folder).with_name("modes")
 
 
 def test_the_cache_is_where_and_as_large_as_was_configured(workspace):
     place = placed(workspace, "cache.folder=kept/kv", "cache.memory_mb=64", "cache.disk_mb=100", "cache.rest_s=2")
     assert cache_options(place) == CacheOptions(
-        folder=str(workspace / "kept" / "kv"), memory_mb=64, disk_mb=100, rest_s=2.0
+        folder=str(workspace / "kept" / "kv"), memory_mb=64, disk_mb=100, rest_s=2.0, modes_folder=str(modes_folder())
     )
     assert snapshot_folder(placed(workspace, "cache.folder=~/kv")) == Path("~/kv").expanduser()
 
