@@ -21,7 +21,7 @@ from .interleaved import Interleaving, hit_rate_figure, one_sequence_figure, pla
 from .long_session import LAST_TURN_TOKENS, most_tokens
 from .report import BenchReport, make_report
 from .restarts import compare_restarts, restart_figures
-from .session_process import Job, JobKind
+from .session_process import Job
 from .snapshot_delay import DelayPlan, DelayRace
 from .tiny_models import TinyKind, build_tiny_model
 
@@ -131,7 +131,6 @@ def run_cache(
     with tempfile.TemporaryDirectory(prefix="chapbook-bench-") as name:
         folder, templates = Path(name), Path(name) / "templates"
         job = Job(
-            kind=JobKind.GROW,
             model=path,
             folder=folder / "restarts",
             templates=templates,

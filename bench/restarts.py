@@ -18,7 +18,7 @@ from .child_process import held_process
 from .long_session import Answer
 from .paired import Figure, Target, judged
 from .played_turn import reuse_target
-from .session_process import Grown, Job, JobKind, Outcome
+from .session_process import Grown, Job, JobKind, Outcome, encode_job
 
 WARM_TARGET = Target("<=", 0.01)
 COLD_TARGET = Target(">=", 0.5)
@@ -143,8 +143,7 @@ def _of_cold(name: str, seconds: Sequence[float], cold_s: Sequence[float]) -> Fi
 
 def _run(job: Job, kind: JobKind) -> Outcome:
     """Run a process until it has said what came of its job, and kill it."""
-    arguments = [msgspec.json.encode(msgspec.structs.replace(job, kind=kind), enc_hook=str).decode()]
-    with held_process("session_process", arguments) as process:
+    with held_process("session_process", [kind, encode_job(job)]) as process:
         process.kill()
         return msgspec.json.decode(process.said, type=Outcome)
 

@@ -1,4 +1,4 @@
-"""One session in a process of its own: `python -m chapbook.bench.session_process JOB`, see `restarts`.
+"""One session in a process of its own: `python -m chapbook.bench.session_process KIND JOB`, see `restarts`.
 
 It does what the job says, says what came of it in one line of JSON, and keeps everything until standard input ends.
 """
@@ -18,22 +18,25 @@ from .played_turn import PlayedTurn
 
 
 class JobKind(enum.StrEnum):
-    """What a process does."""
+    """What a process does with a session.
 
-    GROW = "grow a session, and wait until it is on disk"
-    RESUME = "resume the session, and ask"
-    NEW = "ask in a new session"
-    UNBROKEN = "grow a session, and ask"
+    GROW: grow one, and wait until it is on disk. RESUME: resume it, and ask. NEW: ask in a new one. UNBROKEN: grow one,
+    and ask.
+    """
+
+    GROW = "grow"
+    RESUME = "resume"
+    NEW = "new"
+    UNBROKEN = "unbroken"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process is to do, on which model, in which `folder` (its workspace, and beside it the snapshots).
+    """On which model, and in which `folder` (its workspace, and beside it the snapshots).
 
     `templates` keeps what was learnt of the model's template, for all processes. The session is to be `tokens` long, by
     messages of `turn_tokens`.
     """
 
-    kind: JobKind
     model: Path
     folder: Path
     templates: Path
@@ -51,6 +54,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def snapshots(self) -> Path:
         return self.folder / "snapshots"
+
+
+def encode_job(job: Job) -> str:
+    """Return the job as an argument of a command."""
+    return msgspec.json.encode(job, enc_hook=str).decode()
+
+
+def decode_job(text: str) -> Job:
+    """Return the job of `encode_job`."""
+    return msgspec.json.decode(text, type=Job, dec_hook=lambda kind, value: kind(value))
 
 
 class Grown(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,26 +84,26 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     answer: Answer | None = None
 
 
-def carry_out(job: Job) -> None:
+def carry_out(kind: JobKind, job: Job) -> None:
     """Do a job, say what came of it, and hold it."""
     from ..runtime.llama import LlamaEngine  # noqa: PLC0415  (loads llama.cpp)
 
     started_s = time.perf_counter()
     # The unbroken session is what the others are compared with: nothing of it is on disk.
-    cache = CacheOptions(folder=None if job.kind is JobKind.UNBROKEN else str(job.snapshots))
+    cache = CacheOptions(folder=None if kind is JobKind.UNBROKEN else str(job.snapshots))
     with LlamaEngine.open(job.model, n_ctx=job.n_ctx, n_threads=job.n_threads, cache=cache) as opened:
         engine = ReadingEngine(opened)
-        resume = job.kind is JobKind.RESUME
+        resume = kind is JobKind.RESUME
         with open_long_session(
             engine, job.workspace, templates=job.templates, with_tools=job.with_tools, resume=resume
         ) as session:
             opened_s = time.perf_counter() - started_s
             grown = answer = None
-            if job.kind in {JobKind.GROW, JobKind.UNBROKEN}:
+            if kind in {JobKind.GROW, JobKind.UNBROKEN}:
                 text = SourceText(engine, seed=job.seed)
                 turns = grow(session, text, tokens=job.tokens, turn_tokens=job.turn_tokens)
                 grown = _grown(turns, tokens=session.transcript.window.token_count)
-            if job.kind is JobKind.GROW:
+            if kind is JobKind.GROW:
                 engine.settle()
             else:
                 answer = msgspec.structs.replace(ask(session, engine), opened_s=opened_s)
@@ -112,4 +125,4 @@ def _grown(turns: list[PlayedTurn], *, tokens: int) -> Grown:
 
 
 if __name__ == "__main__":
-    carry_out(msgspec.json.decode(sys.argv[1], type=Job, dec_hook=lambda kind, value: kind(value)))
+    carry_out(JobKind(sys.argv[1]), decode_job(sys.argv[2]))

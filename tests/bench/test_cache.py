@@ -11,7 +11,7 @@ from chapbook.bench.interleaved import Interleaving, hit_rate_figure, one_sequen
 from chapbook.bench.long_session import GREEDY_TOKENS, Answer, SourceText, most_tokens
 from chapbook.bench.report import json_line, report_lines
 from chapbook.bench.restarts import Restarts, compare_restarts, restart_figures
-from chapbook.bench.session_process import Grown, Job, JobKind
+from chapbook.bench.session_process import Grown, Job
 from chapbook.bench.snapshot_delay import DelayPlan, DelayRace
 from chapbook.bench.tiny_models import TinyKind
 from chapbook.kernels.errors import UsageError
@@ -53,7 +53,6 @@ def job(tmp_path, tiny, templates):
 
     def make(kind):
         return Job(
-            kind=JobKind.GROW,
             model=tiny(kind),
             folder=tmp_path / "restarts",
             templates=templates,
