@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
+from .memory import ContextMemory
 from .sequence import SequenceState
 
 
@@ -72,6 +74,21 @@ class Cells:
     def recount(self) -> None:
         """Count anew, where an interrupt may have struck between a cell and its account."""
         self.used = self._different()
+
+    def repair(self, states: Collection[SequenceState], memory: ContextMemory) -> None:
+        """Make the account true after an interrupt within a change of it. What is in doubt is forgotten."""
+        claims = Counter(state.slot for state in states if state.slot is not None)
+        self._holders = {state.slot: state for state in states if state.slot is not None and claims[state.slot] == 1}
+        self._free_slots = [slot for slot in range(self.n_slots) if slot not in self._holders]
+        for slot in self._free_slots:
+            memory.clear(slot)
+        for state in states:
+            if state.slot not in self._holders:
+                state.start_over()
+            elif memory.held_tokens(state.slot) != len(state.run):
+                memory.clear(state.slot)
+                state.cut(0)
+        self.recount()
 
     def check_integrity(self) -> None:
         """Assert that every slot has one place in the account, and that the count is that of different cells."""

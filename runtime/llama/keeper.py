@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ...kernels.chain import RunNamer, parse_run_name
+from ...kernels.chain import RunNamer
 from ...kernels.errors import SnapshotError
 from ...kernels.tokens import TokenIds
 from ..prefix_cache.modes import ReuseModes
@@ -22,12 +22,15 @@ from ..prefix_cache.pool import Rung, Snapshot, SnapshotPool
 from ..prefix_cache.snapshot_files import PendingSnapshot, SectionPlan, SnapshotFile, SnapshotFiles
 from ..prefix_cache.snapshot_room import is_superseded
 from .context import LlamaContext
-from .places import PARKED
+from .places import PARKED, Places
 from .sequence import SequenceState
 from .turns import Turns
 
 LEAST_SAVED_TOKENS = 64
 """What is written to disk is at least this much longer than what is there: less is evaluated again."""
+
+LEAST_SPILLED_TOKENS = 512
+"""A memory snapshot that has to go is written, while a request waits, if it saves so many."""
 
 URGENT_SHARE = 8
 """A run of which an eighth is not on disk is copied without waiting for a rest. To evaluate a token takes some 250
@@ -55,6 +58,7 @@ class Keeper:
         self,
         context: LlamaContext,
         turns: Turns,
+        places: Places,
         pool: SnapshotPool,
         files: SnapshotFiles | None,
         *,
@@ -64,13 +68,12 @@ class Keeper:
         rest_s: float,
         note: Callable[[str], None],
     ) -> None:
-        self._context, self._turns, self._pool = context, turns, pool
+        self._context, self._turns, self._places, self._pool = context, turns, places, pool
         self._files = files if modes.disk_snapshot else None
         self._seed, self._rewinds, self._rest_s, self._note = seed, rewinds, rest_s, note
         self._changed = threading.Condition()
         self._resting: dict[SequenceState, float] = {}
         self._pending: deque[PendingSnapshot] = deque()
-        self._working = False
         self._hurried = 0
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -78,7 +81,7 @@ class Keeper:
     def rest(self, state: SequenceState) -> None:
         """Note that a sequence is at rest. The caller holds the engine's turn."""
         state.awaits_reply = False
-        swapped = self._swapped(state) is not None
+        swapped = self._places.swapped(state) is not None
         if self._files is None or (self._unsaved(state) < LEAST_SAVED_TOKENS and not swapped):
             return
         urgent = self._unsaved(state) * URGENT_SHARE >= len(state.run)
@@ -89,9 +92,11 @@ class Keeper:
     def spill(self, snapshot: Snapshot) -> None:
         """Write a memory snapshot that has to go, where it is worth that. The caller holds the engine's turn.
 
-        Only the copy is made here; the thread does the rest.
+        The copy is made here, since the memory is needed now; the thread does the rest.
         """
-        pending = self._copy_snapshot(snapshot)
+        if snapshot.cost_tokens < LEAST_SPILLED_TOKENS:
+            return
+        pending = self._copy_snapshot(snapshot, self._rungs_below(snapshot.tokens))
         if pending is not None:
             with self._changed:
                 self._pending.append(pending)
@@ -100,67 +105,66 @@ class Keeper:
     def settle(self) -> None:
         """Return once all that is at rest is written. The caller does not hold the engine's turn."""
         with self._changed:
-            if self._thread is None:
-                return
             self._hurried += 1
             self._changed.notify_all()
             try:
-                self._changed.wait_for(lambda: not (self._resting or self._pending or self._working))
+                self._changed.wait_for(lambda: self._thread is None)
             finally:
                 self._hurried -= 1
 
     def close(self) -> None:
-        """Write what is worth keeping and stop. The caller does not hold the engine's turn."""
-        self.settle()
-        if self._files is not None:
-            with self._turns:
-                states = [state for state in self._context.cells.holders() if state.is_idle]
-                snapshots = self._pool.snapshots()
-            for state in states:
-                if self._unsaved(state) >= LEAST_SAVED_TOKENS:
-                    self._save(state)
-            for snapshot in snapshots:
+        """Write what is worth keeping and stop. The caller does not hold the engine's turn.
+
+        An interrupt leaves the rest unwritten; nothing of the context is used afterwards.
+        """
+        try:
+            self.settle()
+            if self._files is not None:
                 with self._turns:
-                    pending = self._copy_snapshot(snapshot)
-                if pending is not None:
-                    self._commit(pending)
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+                    states = [state for state in self._context.cells.holders() if state.is_idle]
+                    snapshots = self._pool.snapshots()
+                for state in states:
+                    if self._unsaved(state) >= LEAST_SAVED_TOKENS:
+                        self._save(state)
+                for snapshot in snapshots:
+                    self._save_snapshot(snapshot)
+        finally:
+            with self._turns, self._changed:
+                self._stopped = True
+                self._resting.clear()
 
     def _wake(self) -> None:
-        """Have the thread look again; it is started with the first thing there is to do."""
+        """Have the thread look; there is one as long as there is something to do.
+
+        It is no daemon: a process that ends without closing its engine waits until what is at rest is written, and
+        the thread is never in a context that is being freed.
+        """
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="chapbook-keeper", daemon=True)
+            self._thread = threading.Thread(target=self._work, name="chapbook-keeper")
             self._thread.start()
         self._changed.notify_all()
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._working = False
-                self._changed.notify_all()
                 job = self._next_job()
                 if job is None:
+                    self._thread = None
+                    self._changed.notify_all()
                     return
-                self._working = True
             if isinstance(job, SequenceState):
                 self._save(job)
             else:
                 self._commit(job)
-            del job
 
     def _next_job(self) -> SequenceState | PendingSnapshot | None:
-        """Wait for something that is due; None where the engine closes. The caller holds the condition."""
-        while not self._stopped:
+        """Wait for what is due next; None where there is nothing more to do. The caller holds the condition."""
+        while self._pending or self._resting:
             if self._pending:
                 return self._pending.popleft()
-            now = time.monotonic()
-            first = min(self._resting, key=self._resting.__getitem__, default=None)
-            wait_s = None if first is None else self._resting[first] - now
-            if first is not None and wait_s is not None and (wait_s <= 0 or self._hurried):
+            first = min(self._resting, key=self._resting.__getitem__)
+            wait_s = self._resting[first] - time.monotonic()
+            if wait_s <= 0 or self._hurried:
                 del self._resting[first]
                 return first
             self._changed.wait(wait_s)
@@ -171,116 +175,107 @@ class Keeper:
 
     def _save(self, state: SequenceState) -> None:
         """Write what a sequence holds, and its session prefix as a file of its own."""
-        draft = self._draft(state)
-        if draft is None:
-            self._save_swapped(state)
-            return
+        with self._turns:
+            draft = self._draft(state)
+            snapshot = self._places.swapped(state)
+            pinned_tokens = state.pinned_tokens
+        if draft is not None:
+            if pinned_tokens >= LEAST_SAVED_TOKENS:
+                self._save_prefix(state, draft, pinned_tokens)
+            self._write(state, draft, pinned=False)
+        elif snapshot is not None:
+            # It went into a memory snapshot before it could be written.
+            self._save_snapshot(snapshot)
+
+    def _save_prefix(self, state: SequenceState, draft: _Draft, length: int) -> None:
+        """Write the state at the end of the session prefix, from which other sessions start."""
         assert self._files is not None
-        prefix = draft.tokens[: state.pinned_tokens]
-        if len(prefix) >= LEAST_SAVED_TOKENS and not self._files.holds(prefix):
-            self._save_prefix(state, draft, prefix)
+        prefix = draft.tokens[:length]
+        if self._files.holds(prefix):
+            return
+        if not self._rewinds:
+            with self._turns:
+                kept = next((one for one in self._pool.snapshots() if _same(one.tokens, prefix)), None)
+            if kept is not None:
+                self._save_snapshot(kept)
+            return
+        # A sequence that shares its cells and no more, for as long as it takes.
+        scratch, cells = SequenceState(PARKED), self._context.cells
+        with self._turns:
+            if not self._is_still(state, draft) or not cells.has_free_slot:
+                return
+            cells.take_slot(scratch)
+            self._context.share(state, scratch, length)
+            its_draft = self._draft(scratch)
+        try:
+            if its_draft is not None:
+                self._write(scratch, its_draft, pinned=True)
+        finally:
+            with self._turns:
+                if not self._stopped:
+                    self._places.vacate(scratch)
+
+    def _write(self, state: SequenceState, draft: _Draft, *, pinned: bool) -> None:
+        """Write what a sequence held when it was drafted, if it still does."""
+        assert self._files is not None
         if self._files.holds(draft.tokens):
             return
         rungs = self._rungs_to_write(draft.tokens, draft.rungs, whole_bytes=draft.whole_bytes)
-        pending = self._begin(draft.tokens, whole_bytes=draft.whole_bytes, rungs=rungs, pinned=False)
+        pending = self._begin(draft.tokens, whole_bytes=draft.whole_bytes, rungs=rungs, pinned=pinned)
         if pending is None:
             return
         with self._turns:
             filled = self._is_still(state, draft) and self._fill(state, pending)
         if not filled:
             pending.abandon()
-            return
-        for index, rung in enumerate(rungs, start=1):
-            pending.section(index)[:] = rung.state
-        if self._commit(pending):
+            with self._turns:
+                snapshot = self._places.swapped(state)
+            if snapshot is not None:
+                # It was swapped out in the meantime.
+                self._save_snapshot(snapshot)
+        elif self._commit(pending):
             with self._turns:
                 if self._is_still(state, draft):
                     state.saved_tokens = len(draft.tokens)
 
-    def _save_swapped(self, state: SequenceState) -> None:
-        """Write a sequence that went into a memory snapshot before it could be written."""
+    def _save_snapshot(self, snapshot: Snapshot) -> None:
+        """Write a memory snapshot, where it is worth that."""
         with self._turns:
-            snapshot = self._swapped(state)
-            pending = None if snapshot is None else self._copy_snapshot(snapshot)
+            rungs = self._rungs_below(snapshot.tokens)
+        pending = self._copy_snapshot(snapshot, rungs)
         if pending is not None:
             self._commit(pending)
 
-    def _swapped(self, state: SequenceState) -> Snapshot | None:
-        if state.swapped is None or state.slot is not None:
-            return None
-        length = parse_run_name(state.swapped) or 0
-        longer = (one for one in self._pool.snapshots() if len(one.tokens) >= length)
-        return next(
-            (one for one in longer if RunNamer(one.tokens, seed=self._seed).name(length) == state.swapped), None
-        )
-
     def _draft(self, state: SequenceState) -> _Draft | None:
         """Return what is to be written of a sequence; None where it is in use, or has gone from its cells."""
-        with self._turns:
-            if state.slot is None or not state.is_idle:
-                return None
-            tokens = state.run.copy()
-            return _Draft(
-                tokens=tokens,
-                changes=state.changes,
-                whole_bytes=self._context.memory.state_bytes(state.slot, partial=False),
-                rungs=self._rungs_below(tokens),
-            )
+        if state.slot is None or not state.is_idle or self._stopped:
+            return None
+        tokens = state.run.copy()
+        return _Draft(
+            tokens=tokens,
+            changes=state.changes,
+            whole_bytes=self._context.memory.state_bytes(state.slot, partial=False),
+            rungs=self._rungs_below(tokens),
+        )
 
     def _is_still(self, state: SequenceState, draft: _Draft) -> bool:
         same = state.changes == draft.changes and len(state.run) == len(draft.tokens)
-        return same and state.slot is not None and state.is_idle
+        return same and state.slot is not None and state.is_idle and not self._stopped
 
     def _fill(self, state: SequenceState, pending: PendingSnapshot) -> bool:
         assert state.slot is not None
         return self._context.memory.copy_state(state.slot, partial=False, into=pending.section(0)) is not None
 
-    def _save_prefix(self, state: SequenceState, draft: _Draft, prefix: TokenIds) -> None:
-        """Write the state at the end of the session prefix, from which other sessions start."""
-        with self._turns:
-            if self._rewinds:
-                pending = self._copy_prefix(state, draft, prefix)
-            else:
-                kept = next((one for one in self._pool.snapshots() if _same(one.tokens, prefix)), None)
-                pending = None if kept is None else self._copy_snapshot(kept)
-        if pending is not None:
-            self._commit(pending)
-
-    def _copy_prefix(self, state: SequenceState, draft: _Draft, prefix: TokenIds) -> PendingSnapshot | None:
-        """Copy the first tokens of a run on memory that rewinds, by way of a slot that shares their cells."""
-        cells, memory = self._context.cells, self._context.memory
-        if not self._is_still(state, draft) or not cells.has_free_slot:
-            return None
-        scratch = SequenceState(PARKED)
-        cells.take_slot(scratch)
-        assert scratch.slot is not None
-        try:
-            self._context.share(state, scratch, len(prefix))
-            size = memory.state_bytes(scratch.slot, partial=False)
-            pending = self._begin(prefix, whole_bytes=size, rungs=(), pinned=True)
-            if pending is not None and not self._fill(scratch, pending):
-                pending.abandon()
-                return None
-            return pending
-        finally:
-            self._context.clear(scratch)
-            cells.give_back(scratch)
-
-    def _copy_snapshot(self, snapshot: Snapshot) -> PendingSnapshot | None:
-        """Copy a memory snapshot into a new file; None where it is on disk, or is not worth that."""
+    def _copy_snapshot(self, snapshot: Snapshot, in_memory: tuple[Rung, ...]) -> PendingSnapshot | None:
+        """Copy a memory snapshot and its rungs into a new file; None where it is on disk, or is not worth that."""
         if self._files is None or snapshot.cost_tokens < LEAST_SAVED_TOKENS or self._files.holds(snapshot.tokens):
             return None
-        rungs = self._rungs_to_write(
-            snapshot.tokens, self._rungs_below(snapshot.tokens), whole_bytes=snapshot.state.nbytes
-        )
-        # One that waits for its reply is pinned in memory only; it has its logits, which a session prefix has not.
-        pinned = snapshot.pinned and snapshot.logits is None
+        rungs = self._rungs_to_write(snapshot.tokens, in_memory, whole_bytes=snapshot.state.nbytes)
+        # What waits for a reply is pinned in memory only.
+        pinned = snapshot.pinned and not snapshot.awaits_reply
         pending = self._begin(snapshot.tokens, whole_bytes=snapshot.state.nbytes, rungs=rungs, pinned=pinned)
-        if pending is None:
-            return None
-        pending.section(0)[:] = snapshot.state
-        for index, rung in enumerate(rungs, start=1):
-            pending.section(index)[:] = rung.state
+        if pending is not None:
+            pending.section(0)[:] = snapshot.state
         return pending
 
     def _rungs_below(self, tokens: TokenIds) -> tuple[Rung, ...]:
@@ -324,10 +319,13 @@ class Keeper:
         sections = [SectionPlan(tokens=len(tokens), partial=False, size_bytes=whole_bytes)]
         sections += [SectionPlan(tokens=rung.length, partial=True, size_bytes=rung.state.nbytes) for rung in rungs]
         try:
-            return self._files.begin(tokens, sections, pinned=pinned)
+            pending = self._files.begin(tokens, sections, pinned=pinned)
         except (SnapshotError, OSError) as error:
             self._note(f"a snapshot of {len(tokens):,} tokens was not written: {error}")
             return None
+        for index, rung in enumerate(rungs, start=1):
+            pending.section(index)[:] = rung.state
+        return pending
 
     def _commit(self, pending: PendingSnapshot) -> bool:
         try:

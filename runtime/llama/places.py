@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 from ...kernels.chain import RunName, RunNamer, parse_run_name, run_name
 from ...kernels.errors import DecodeFailed
@@ -152,6 +153,10 @@ class Places:
 
     def park(self, state: SequenceState) -> None:
         """Take a sequence that is being closed: what it holds serves others until room is needed."""
+        snapshot = self.swapped(state)
+        if snapshot is not None and snapshot.awaits_reply:
+            # Nobody will ask for the reply any more: it may go like any other.
+            self._pool.put(replace(snapshot, pinned=False, awaits_reply=False, logits=None))
         state.id, state.generation, state.awaits_reply = PARKED, None, False
         state.forget_logits()
         self._context.forget(state)
@@ -192,6 +197,7 @@ class Places:
             state=copy,
             logits=logits,
             pinned=state.awaits_reply,
+            awaits_reply=state.awaits_reply,
             cost_tokens=self.cells.exclusive(state) if cost_tokens is None else cost_tokens,
         )
         if self._pool.put(snapshot, covers=self._rewinds):

@@ -6,7 +6,10 @@ Callers of everything but `sync` hold the engine's turn; `sync` takes it for one
 from __future__ import annotations
 
 import itertools
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import numpy as np
@@ -21,7 +24,7 @@ from .context import Decoded, LlamaContext
 from .library import CancelFlag
 from .places import PARKED, Places
 from .reuse import Reuse
-from .sequence import SequenceState
+from .sequence import SequenceState, SyncCall
 from .turns import Turns
 
 Sequences: TypeAlias = "dict[SequenceId, SequenceState]"
@@ -40,6 +43,7 @@ class Residency:
         self._kind, self._n_batch = kind, n_batch
         self._sequences: Sequences = {}
         self._ids = itertools.count()
+        self._unsettled = False
         self.is_closed = False
 
     def check_open(self) -> None:
@@ -66,11 +70,12 @@ class Residency:
         state = self._sequences.get(sequence)
         if state is None or self.is_closed:
             return
-        if state.busy:
+        if state.busy is not None:
             raise EngineError(f"sequence {sequence} is being synced by another thread: cancel that first")
         end_generation(state)
-        del self._sequences[sequence]
-        self._places.park(state)
+        with self._change():
+            del self._sequences[sequence]
+            self._places.park(state)
 
     def fork(self, sequence: SequenceId, *, at: int) -> SequenceState:
         """Return a new sequence that starts from the first `at` tokens of another, as far as that can be shared."""
@@ -81,7 +86,8 @@ class Residency:
         # What is wanted later is longer, so that all `at` tokens may be kept.
         wanted = concat_tokens([parent[:at], token_ids([0])])
         self._places.touch(child)
-        self._reuse.start(child, wanted)
+        with self._change():
+            self._reuse.start(child, wanted)
         return child
 
     def held(self, state: SequenceState) -> TokenIds:
@@ -93,7 +99,10 @@ class Residency:
 
     def ready(self, state: SequenceState) -> bool:
         """Say whether the logits to go on from are at hand; a sequence that was swapped out is brought back."""
-        return state.logits_at_hand or self._reuse.bring_back(state)
+        if state.logits_at_hand:
+            return True
+        with self._change():
+            return self._reuse.bring_back(state)
 
     def close(self) -> None:
         """End every reply and refuse what comes later."""
@@ -103,14 +112,14 @@ class Residency:
 
     def decode_one(self, state: SequenceState, token: int) -> Decoded:
         """Evaluate one token of a reply, evicting idle sequences where that makes the room."""
-        self._places.make_room(state, 1)
+        self._make_room(state, 1)
         while (outcome := self._context.decode_one(state, token)) is Decoded.NO_ROOM:
             self._places.evict_one(state)
         return outcome
 
     def decode(self, state: SequenceState, tokens: TokenIds, *, last_logits: bool, all_logits: bool = False) -> Decoded:
         """Evaluate at most `n_batch` tokens, evicting idle sequences where that makes the room."""
-        self._places.make_room(state, len(tokens))
+        self._make_room(state, len(tokens))
         while (
             outcome := self._context.decode(state, tokens, last_logits=last_logits, all_logits=all_logits)
         ) is Decoded.NO_ROOM:
@@ -130,22 +139,26 @@ class Residency:
         """See `engine.Engine.sync`."""
         started_s = time.perf_counter()
         flag = CancelFlag()
+        call = SyncCall(threading.current_thread())
         with self._turns:
             state = self.state(sequence)
-            end_generation(state)
-            if state.busy:
-                raise EngineError(f"sequence {sequence} is being synced by another thread: a session has one thread")
-            state.busy = True
         try:
+            with self._turns:
+                end_generation(state)
+                # One of this thread's own is what an interrupt has left of it.
+                if state.busy is not None and state.busy.thread is not call.thread:
+                    raise EngineError(f"sequence {sequence} is being synced by another thread: a session has one")
+                state.busy = call
             with (cancel or Cancel()).listening(flag.set):
-                with self._turns:
+                with self._turns, self._change():
                     plan = self._prepare(state, wanted, points, reuse=reuse)
-                done = self._prefill(state, wanted, points, progress=progress, cancel=cancel, flag=flag)
+                done = self._prefill(call, state, wanted, points, progress=progress, cancel=cancel, flag=flag)
             with self._turns:
                 state.awaits_reply = done
                 notes = self._reuse.take_notes()
         finally:
-            state.busy = False
+            if state.busy is call:
+                state.busy = None
         return SyncReport(
             cached=plan.keep,
             evaluated=max(0, len(state.run) - plan.keep),
@@ -174,10 +187,36 @@ class Residency:
             assert (id(state) in owned) == (state.id != PARKED)
             assert state.saved_tokens <= len(state.run)
             if state.logits_at_hand:
-                assert self._context.is_live(state) != (state.saved_logits is not None)
+                assert self._context.is_live(state) or state.saved_logits is not None
             else:
                 assert not self._context.is_live(state)
                 assert state.saved_logits is None
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """Guard a change of several accounts: where an interrupt (Ctrl-C) breaks it off, the next one repairs them."""
+        if self._unsettled:
+            self._repair()
+        self._unsettled = True
+        try:
+            yield
+        except Exception:
+            self._unsettled = False
+            raise
+        self._unsettled = False
+
+    def _repair(self) -> None:
+        states = dict.fromkeys([*self._sequences.values(), *self._context.cells.holders()])
+        open_ones = set(self._sequences.values())
+        for state in states:
+            if state not in open_ones:
+                state.id = PARKED
+        self._reuse.repair(list(states))
+
+    def _make_room(self, state: SequenceState, tokens: int) -> None:
+        if self._context.cells.free < tokens:
+            with self._change():
+                self._places.make_room(state, tokens)
 
     def _prepare(self, state: SequenceState, wanted: TokenIds, points: SyncPoints, *, reuse: bool) -> SyncPlan:
         """Bring what is resident to a prefix of `wanted`, and say what that took."""
@@ -210,6 +249,7 @@ class Residency:
 
     def _prefill(
         self,
+        call: SyncCall,
         state: SequenceState,
         wanted: TokenIds,
         points: SyncPoints,
@@ -229,11 +269,14 @@ class Residency:
             end = min(begin + self._n_batch, next((stop for stop in stops if stop > begin), total), total)
             with self._turns:
                 self.check_open()
+                if state.busy is not call:
+                    raise EngineError(f"sequence {state.id} was synced anew while it was being synced")
                 self._context.arm(flag)
                 if (cancel is not None and cancel.is_set) or not self._chunk(state, wanted, begin, end):
                     return False
                 if end in stops or end == total:
-                    self._keep_point(state, pinned=end in points.pinned, cost_tokens=end - since)
+                    with self._change():
+                        self._keep_point(state, pinned=end in points.pinned, cost_tokens=end - since)
                     since = end
             if progress is not None:
                 progress(end - start, total - start)

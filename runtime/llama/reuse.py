@@ -5,7 +5,7 @@ Callers hold the engine's turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from ...kernels.chain import RunNamer, parse_run_name
 from ...kernels.errors import SnapshotUnusable
@@ -68,7 +68,9 @@ class Reuse:
             )
             if plan.source is SyncSource.NOTHING:
                 break
-            if self._carry_out(state, plan, held, wanted, namer):
+            # Held on to from here: making room for the state may let go of what is in memory.
+            rung = self.pool.rung(namer.name(plan.rung)) if plan.rung else None
+            if self._carry_out(state, plan, held, wanted, rung):
                 state.swapped = None
                 return plan
             assert plan.base is not None or plan.rung
@@ -126,6 +128,11 @@ class Reuse:
         self.pool.drop(snapshot)
         return True
 
+    def repair(self, states: Sequence[SequenceState]) -> None:
+        """Make all accounts true after an interrupt within a change of them."""
+        self.context.repair(states)
+        self.pool.recount()
+
     def take_notes(self) -> tuple[str, ...]:
         """Return what befell the cache since the last call."""
         from_files = self.files.take_notes() if self.files is not None else ()
@@ -134,7 +141,7 @@ class Reuse:
         return notes
 
     def _carry_out(
-        self, state: SequenceState, plan: SyncPlan, held: _Candidates, wanted: TokenIds, namer: RunNamer
+        self, state: SequenceState, plan: SyncPlan, held: _Candidates, wanted: TokenIds, rung: Rung | None
     ) -> bool:
         """Do what a plan says; False where it could not be, and then the sequence holds nothing."""
         base = plan.base
@@ -151,7 +158,7 @@ class Reuse:
         if base is not None and base.where is Held.OWN:
             self._places.keep_tail(state, plan.keep)
         if plan.rung:
-            return self._put_rung(state, plan, held, wanted, namer)
+            return self._put_rung(state, plan, held, wanted, rung)
         return self.context.rewind(state, plan.keep) and self._holds_window(state)
 
     def _holds_window(self, state: SequenceState) -> bool:
@@ -178,6 +185,8 @@ class Reuse:
             self._take_over(state, snapshot, keep=plan.keep)
             return True
         file = held.files[base.key]
+        if not self._places.make_room(state, len(file.tokens)):
+            return False
         loaded = self._load(lambda files: files.load_state(file))
         if loaded is None or not self._put_whole(state, file.tokens, loaded):
             return False
@@ -187,7 +196,7 @@ class Reuse:
     def _take_over(self, state: SequenceState, snapshot: Snapshot, *, keep: int) -> None:
         """Drop a snapshot that is resident again and whose every token is wanted: one copy is enough."""
         self.pool.touch(snapshot)
-        if keep != len(snapshot.tokens) or snapshot.pinned:
+        if keep != len(snapshot.tokens) or (snapshot.pinned and not snapshot.awaits_reply):
             return
         if snapshot.logits is not None:
             state.logits_at_hand, state.saved_logits = True, snapshot.logits
@@ -223,9 +232,8 @@ class Reuse:
         return self._places.make_room(state, len(tokens)) and self.context.restore_whole(state, tokens, copy)
 
     def _put_rung(
-        self, state: SequenceState, plan: SyncPlan, held: _Candidates, wanted: TokenIds, namer: RunNamer
+        self, state: SequenceState, plan: SyncPlan, held: _Candidates, wanted: TokenIds, rung: Rung | None
     ) -> bool:
-        rung = self.pool.rung(namer.name(plan.rung))
         if rung is not None:
             self.pool.touch(rung)
             copy: StateBytes | None = rung.state

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -96,6 +98,13 @@ class LastGood:
         self.length, self.state = length, state
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SyncCall:
+    """A sync that is under way, and the thread that is in it."""
+
+    thread: threading.Thread
+
+
 class SequenceState:
     """One sequence. It holds cells only while it has a slot; without one its run is empty.
 
@@ -125,14 +134,14 @@ class SequenceState:
         self.pinned_tokens = 0
         self.changes = 0
         self.awaits_reply = False
-        self.busy = False
+        self.busy: SyncCall | None = None
         self.generation: weakref.ref[LlamaGeneration] | None = None
 
     @property
     def is_idle(self) -> bool:
         """Whether its memory may be taken: no sync is under way, and no reply is being generated."""
         generation = self.generation() if self.generation is not None else None
-        return not self.busy and (generation is None or generation.is_finished)
+        return self.busy is None and (generation is None or generation.is_finished)
 
     def cut(self, length: int) -> None:
         """Note that only the first `length` tokens are resident, and their logits are not at hand."""
@@ -142,6 +151,11 @@ class SequenceState:
         if self.last_good is not None and self.last_good.length > length:
             self.last_good = None
         self.forget_logits()
+
+    def start_over(self) -> None:
+        """Note that it has no slot and holds nothing, whoever may share its run."""
+        self.slot, self.run = None, ResidentRun()
+        self.cut(0)
 
     def forget_logits(self) -> None:
         """Note that the logits after the last resident token are not at hand."""

@@ -30,7 +30,8 @@ StateBytes: TypeAlias = NDArray[np.uint8]
 class Snapshot:
     """The whole state of a run, and the logits of its last token where they were at hand. Shape: (vocabulary,).
 
-    `cost_tokens` is what would have to be evaluated again without it.
+    `cost_tokens` is what would have to be evaluated again without it. `awaits_reply`: whoever went into it has been
+    synced, and is about to be asked for its reply.
     """
 
     tokens: TokenIds
@@ -38,6 +39,7 @@ class Snapshot:
     logits: NDArray[np.float32] | None
     pinned: bool
     cost_tokens: int
+    awaits_reply: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -189,6 +191,13 @@ class SnapshotPool:
         """Return, once, what a person should know. Refusals in a row give one note."""
         notes, self._notes = tuple(self._notes), []
         return notes
+
+    def recount(self) -> None:
+        """Make the account true after an interrupt within a change of it."""
+        held: list[Snapshot | Rung] = [*self._snapshots.values(), *self._rungs.values()]
+        self._priorities = {each: self._priorities.get(each, self._clock) for each in held}
+        self._held_bytes = sum(each.size_bytes for each in held)
+        self._evict(self._held_bytes - self._budget_bytes)
 
     def check_integrity(self) -> None:
         """Assert that the account is true and the budget holds."""

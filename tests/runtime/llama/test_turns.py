@@ -75,4 +75,4 @@ def test_a_turn_ends_with_an_exception():
                 raise KeyError
         except KeyError:
             continue
-    assert not turns._taken
+    assert turns._owner is None
