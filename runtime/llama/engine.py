@@ -95,7 +95,7 @@ class LlamaEngine:
         n_cells = int(api.llama_n_ctx(model.context))
         self._n_ctx = min(placement.n_ctx, n_cells)
         n_batch = min(options.n_batch, api.llama_n_batch(model.context))
-        self._kind = memory_kind(model, swa_full=options.swa_full)
+        self._kind = memory_kind(model)
         self._window_tokens = int(api.llama_model_n_swa(model.pointer))
         self._info = self._describe()
         self.identity = _identity(self._info, model, options)
@@ -186,7 +186,7 @@ class LlamaEngine:
                 n_batch=max(batch, OUTPUTS_MOST),
                 n_ubatch=max(ubatch, OUTPUTS_MOST),
                 n_threads=n_threads or physical_cores(),
-                n_sequences=n_sequences or default_sequences(memory_kind(model, swa_full=swa_full)),
+                n_sequences=n_sequences or default_sequences(memory_kind(model)),
                 type_k=cache_types[0],
                 type_v=cache_types[1],
                 flash_attn=flash_attn,
@@ -402,7 +402,7 @@ def _identity(info: EngineInfo, model: LoadedModel, options: ContextOptions) -> 
     return CacheIdentity(
         fingerprint=info.fingerprint,
         model_name=info.model_name,
-        memory=str(info.memory),
+        memory=f"{info.memory}, every cell kept" if options.swa_full else str(info.memory),
         type_k=options.type_k,
         type_v=options.type_v,
         flash_attn=flash,

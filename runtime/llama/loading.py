@@ -123,14 +123,18 @@ def load_model(path: Path, *, vocab_only: bool = False, n_gpu_layers: int | None
     return model
 
 
-def memory_kind(model: LoadedModel, *, swa_full: bool) -> MemoryKind:
-    """Return what the model's memory can do. With `swa_full` a sliding window keeps every cell, so that it rewinds."""
+def memory_kind(model: LoadedModel) -> MemoryKind:
+    """Return what the model's memory can do.
+
+    With `swa_full` a sliding window has room for every cell and mostly rewinds, but is no full attention: where room is
+    looked for, llama.cpp takes cells that are out of the window. What is held says whether it does (`first_held`).
+    """
     api = library().api
     if api.llama_model_is_recurrent(model.pointer):
         return MemoryKind.RECURRENT
     if api.llama_model_is_hybrid(model.pointer):
         return MemoryKind.HYBRID
-    if api.llama_model_n_swa(model.pointer) > 0 and not swa_full:
+    if api.llama_model_n_swa(model.pointer) > 0:
         return MemoryKind.SLIDING
     return MemoryKind.FULL
 

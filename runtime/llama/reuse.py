@@ -178,13 +178,10 @@ class Reuse:
         if not self._places.settle(state):
             return False
         if base.where is Held.MEMORY:
-            snapshot = held.snapshots[base.key]
-            if not self._put_whole(state, snapshot.tokens, snapshot.state):
-                self.pool.drop(snapshot)
-                return False
-            self._take_over(state, snapshot, keep=plan.keep)
-            return True
-        file = held.files[base.key]
+            return self._from_memory(state, held.snapshots[base.key], keep=plan.keep)
+        return self._from_disk(state, held.files[base.key])
+
+    def _from_disk(self, state: SequenceState, file: SnapshotFile) -> bool:
         if not self._places.make_room(state, len(file.tokens)):
             return False
         loaded = self._load(lambda files: files.load_state(file))
@@ -193,15 +190,18 @@ class Reuse:
         state.saved_tokens = len(file.tokens)
         return True
 
-    def _take_over(self, state: SequenceState, snapshot: Snapshot, *, keep: int) -> None:
-        """Drop a snapshot that is resident again and whose every token is wanted: one copy is enough."""
+    def _from_memory(self, state: SequenceState, snapshot: Snapshot, *, keep: int) -> bool:
+        if not self._put_whole(state, snapshot.tokens, snapshot.state):
+            self.pool.drop(snapshot)
+            return False
         self.pool.touch(snapshot)
-        if keep != len(snapshot.tokens) or (snapshot.pinned and not snapshot.awaits_reply):
-            return
-        if snapshot.logits is not None:
-            state.logits_at_hand, state.saved_logits = True, snapshot.logits
-        self.take_rung(state, pinned=False, cost_tokens=snapshot.cost_tokens)
-        self.pool.drop(snapshot)
+        # Resident again and every token wanted: one copy is enough.
+        if keep == len(snapshot.tokens) and (snapshot.awaits_reply or not snapshot.pinned):
+            if snapshot.logits is not None:
+                state.logits_at_hand, state.saved_logits = True, snapshot.logits
+            self.take_rung(state, pinned=False, cost_tokens=snapshot.cost_tokens)
+            self.pool.drop(snapshot)
+        return True
 
     def _fork(self, state: SequenceState, other: SequenceState, keep: int) -> bool:
         if other.id == PARKED:

@@ -46,6 +46,38 @@ def test_a_new_session_starts_from_the_prefix_of_one_that_has_gone_on(open_engin
     engine.check_integrity()
 
 
+def test_a_fork_on_a_sliding_window_has_all_of_the_window(open_engine, random_run, next_logits):
+    engine, run = open_engine("gemma3"), random_run(1000)
+    engine.sync(engine.open_sequence(), run)
+    # The slot still holds the window of the token at 900; a copy of its state does not.
+    assert engine.context.memory.first_held(next(engine.context.cells.holders()).slot) < 900 - 256
+    wanted = concat_tokens([run[:900], random_run(5, seed=1)])
+    child, fresh = engine.open_sequence(), engine.open_sequence()
+    engine.sync(child, wanted)
+    mine = next_logits(engine, child)
+    engine.sync(fresh, wanted, reuse=False)
+    np.testing.assert_allclose(mine, next_logits(engine, fresh), atol=0.02)
+
+
+def test_of_two_points_near_each_other_going_back_costs_no_more_than_lies_between(open_engine, random_run):
+    engine, run = open_engine("hybrid"), random_run(900)
+    sequence = engine.open_sequence()
+    engine.sync(sequence, run, points=SyncPoints(ring=(500, 510, 800)))
+    for end, more in ((510, 10), (500, 0)):
+        report = engine.sync(sequence, concat_tokens([run[:end], random_run(5, seed=end)]))
+        assert report.evaluated == 5 + more
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_session_went_back_from_can_be_come_back_to(open_engine, random_run, kind):
+    engine, run = open_engine(kind), random_run(900)
+    sequence = engine.open_sequence()
+    engine.sync(sequence, run, points=SyncPoints(ring=(500,)))
+    assert engine.sync(sequence, concat_tokens([run[:500], random_run(5, seed=1)])).evaluated == 5
+    report = engine.sync(sequence, concat_tokens([run, random_run(7, seed=2)]))
+    assert (report.cached, report.evaluated) == (900, 7)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n_sequences", [1, 2])
 def test_a_sequence_that_was_swapped_out_can_be_forked(open_engine, random_run, kind, n_sequences):
@@ -134,6 +166,7 @@ def test_a_killed_session_goes_on_from_disk_with_the_reply_of_the_unbroken_one(
     sequence = engine.open_sequence()
     report = engine.sync(sequence, run)
     assert (report.source, report.cached, report.evaluated) == (SyncSource.DISK, 800, 200)
+    assert np.array_equal(engine.resident(sequence), run)
     assert [token.id for token in engine.generate(sequence, sampling=GREEDY, max_tokens=64)] == unbroken
     # Back to a point before the turn's end, which lies outside of the sliding window.
     back = engine.sync(engine.open_sequence(), concat_tokens([run[:400], random_run(5, seed=3)]))
@@ -180,7 +213,7 @@ def evaluated_after(open_engine, random_run, tmp_path):
         ("llama", {"type_k": "f32"}, "K type f16, here f32"),
         ("llama", {"type_v": "bf16"}, "V type f16, here bf16"),
         ("llama", {"flash_attn": False}, "flash attention auto, here off"),
-        ("gemma3", {"swa_full": True}, "memory sliding window, here full attention"),
+        ("gemma3", {"swa_full": True}, "memory sliding window, here sliding window, every cell kept"),
         ("mamba", {"model_options": {"seed": 1}}, "model file"),
     ],
 )
@@ -188,6 +221,58 @@ def test_a_snapshot_of_something_else_is_a_miss_that_says_so(evaluated_after, ki
     report = evaluated_after(kind, **change)
     assert (report.source, report.evaluated) == (SyncSource.NOTHING, 501)
     assert reason in report.reason
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_swapped_out_at_rest_is_written_too(open_engine, random_run, tmp_path, kind):
+    engine = open_engine(kind, n_sequences=1, cache=cache_in(tmp_path, rest_s=60.0))
+    run = random_run(600)
+    first = engine.open_sequence()
+    engine.sync(first, run[:100])
+    engine.rest(first)
+    engine.settle()
+    engine.sync(first, run)
+    engine.rest(first)
+    engine.sync(engine.open_sequence(), random_run(600, seed=1))
+    engine.settle()
+    another = open_engine(kind, cache=cache_in(tmp_path))
+    report = another.sync(another.open_sequence(), random_run(605))
+    assert (report.source, report.evaluated) == (SyncSource.DISK, 5)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "mamba", "hybrid"])
+def test_after_two_restarts_a_session_goes_back_to_points_from_before_the_first(
+    open_engine, random_run, tmp_path, kind
+):
+    run = random_run(900)
+    ring = SyncPoints(ring=(200, 300, 600))
+    for end in (400, 650, 900):
+        with open_engine(kind, cache=cache_in(tmp_path)) as engine:
+            run_to_disk(engine, run[:end], points=ring)
+    engine = open_engine(kind, cache=cache_in(tmp_path))
+    for end in (200, 300, 600):
+        report = engine.sync(engine.open_sequence(), concat_tokens([run[:end], random_run(5, seed=end)]))
+        assert (report.cached, report.evaluated) == (end, 5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_making_room_for_a_state_may_let_go_of_the_rung_that_it_needs(open_engine, random_run, kind):
+    engine = open_engine(kind, n_sequences=1)
+    run = random_run(600)
+    sequence = engine.open_sequence()
+    engine.sync(sequence, run, points=SyncPoints(ring=(100, 200, 300, 400)))
+    other = engine.open_sequence()
+    engine.sync(other, random_run(600, seed=1))
+    # Room for one whole state, less than for that and all rungs.
+    state_bytes = engine.context.memory.state_bytes(engine.residency.state(other).slot, partial=False)
+    for budget_bytes in np.linspace(engine.pool.usage().held_bytes, state_bytes, num=6).astype(int):
+        engine.pool.resize(int(budget_bytes))
+        for end in (300, 200, 100):
+            wanted = concat_tokens([run[:end], random_run(5, seed=end)])
+            report = engine.sync(sequence, wanted)
+            assert report.cached + report.evaluated == end + 5
+            engine.sync(other, random_run(600, seed=1))
+            engine.check_integrity()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -33,7 +33,7 @@ def test_memory_kinds_come_from_the_model(open_engine):
     kinds = [open_engine(kind).info.memory for kind in KINDS]
     assert kinds == [MemoryKind.FULL, MemoryKind.SLIDING, MemoryKind.RECURRENT, MemoryKind.HYBRID]
     assert open_engine("gemma3").info.sliding_window_tokens == WINDOW
-    assert open_engine("gemma3", swa_full=True).info.memory is MemoryKind.FULL
+    assert open_engine("gemma3", swa_full=True).info.memory is MemoryKind.SLIDING
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,6 +82,23 @@ def test_a_window_that_is_gone_is_evaluated_again_and_not_decoded_without(open_e
     mine = next_logits(engine, sequence)
     engine.drop(sequence)
     assert_close(mine, fresh_logits(engine, far, next_logits))
+
+
+def test_a_sliding_window_with_room_for_every_cell_rewinds_as_far_as_they_are_held(
+    open_engine, random_run, next_logits
+):
+    engine = open_engine("gemma3", swa_full=True, n_batch=64, n_ubatch=64, n_ctx=1280, n_sequences=1)
+    run, other = random_run(1000), random_run(3, seed=1)
+    sequence = engine.open_sequence()
+    engine.sync(sequence, run)
+    report = engine.sync(sequence, concat_tokens([run[:300], other]))
+    assert (report.source, report.cached) == (SyncSource.REWIND, 300)
+    for begin, keep in ((1000, 900), (900, 300), (300, 20)):
+        engine.sync(sequence, concat_tokens([run[:begin], random_run(200, seed=begin)]))
+        wanted = concat_tokens([run[:keep], other])
+        engine.sync(sequence, wanted)
+        assert_close(next_logits(engine, sequence), fresh_logits(engine, wanted, next_logits))
+        engine.check_integrity()
 
 
 @pytest.mark.parametrize("kind", ["mamba", "hybrid"])
