@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .hooks import Deny as Deny
     from .hooks import Hooks as Hooks
     from .llama import LlamaEngine as LlamaEngine
+    from .prefix_cache.options import CacheOptions as CacheOptions
     from .session import Session as Session
     from .session_open import SessionHost as SessionHost
     from .session_open import SessionSettings as SessionSettings
@@ -48,6 +49,7 @@ _HOMES = {
     ".events": ("TurnEndReason",),
     ".hooks": ("Allow", "Deny", "Hooks"),
     ".llama": ("LlamaEngine",),
+    ".prefix_cache.options": ("CacheOptions",),
     ".session": ("Session",),
     ".session_open": ("SessionHost", "SessionSettings"),
     ".stream": (
