@@ -26,7 +26,7 @@ sys.addaudithook(audit)
 @pytest.fixture
 def audited():
     """Give the list of all opens and scans while the test runs: a hook cannot be taken away, so it is switched."""
-    global AUDITED  # noqa: PLW0603
+    global AUDITED  # noqa: PLW0603  (a hook cannot be taken away again)
     AUDITED = []
     yield AUDITED
     AUDITED = None
