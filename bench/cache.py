@@ -19,6 +19,7 @@ from ..runtime.prefix_cache.options import CacheOptions
 from .bare_loop import BareParameters
 from .interleaved import Interleaving, hit_rate_figure, one_sequence_figure, play_interleaved
 from .long_session import LAST_TURN_TOKENS, most_tokens
+from .paired import Figure
 from .report import BenchReport, make_report
 from .restarts import compare_restarts, restart_figures
 from .session_process import Job
@@ -53,7 +54,7 @@ class CachePlan(msgspec.Struct, frozen=True, kw_only=True):
     turn_tokens: int = 1000
     interleaved_tokens: int = 4000
     visits: int = 4
-    delay_rounds: int = 3
+    delay_rounds: int = 2
     with_tools: bool = True
 
     def interleaving(self, n_ctx: int, templates: Path) -> Interleaving:
@@ -117,8 +118,10 @@ def run_cache(
     tokens: int | None = None,
     n_threads: int | None = None,
     tell: Callable[[str], None],
+    found: Callable[[Figure], None] = lambda _: None,
 ) -> BenchReport:
-    """Measure all of it on the model at `path`; `tell` hears what is being done. Takes many minutes on a processor.
+    """Measure all of it on the model at `path`. Takes many minutes on a processor: `tell` hears what is being done, and
+    `found` each figure as soon as it is there.
 
     Raises ModelError, UsageError as `choose_lengths` does, EngineError where a process to measure fails.
     """
@@ -128,6 +131,13 @@ def run_cache(
     lengths = choose_lengths(trained=metadata.context_length_tokens, n_ctx=n_ctx, tokens=tokens)
     memory = metadata.memory_kind()
     beside = min(lengths.n_ctx, BESIDE_CONTEXT_TOKENS)
+    figures: list[Figure] = []
+
+    def take(*new: Figure) -> None:
+        figures.extend(new)
+        for figure in new:
+            found(figure)
+
     with tempfile.TemporaryDirectory(prefix="chapbook-bench-") as name:
         folder, templates = Path(name), Path(name) / "templates"
         job = Job(
@@ -140,25 +150,21 @@ def run_cache(
             turn_tokens=plan.turn_tokens,
             with_tools=plan.with_tools,
         )
-        restarts = compare_restarts(job, resumes=plan.resumes, tell=tell)
+        take(*restart_figures(compare_restarts(job, resumes=plan.resumes, tell=tell), memory))
         tell("two sessions that take turns")
         with LlamaEngine.open(path, n_ctx=beside, n_threads=n_threads) as engine:
             info, parameters = engine.info, BareParameters.of_context(engine.context.pointer)
             both = play_interleaved(engine, folder / "interleaved", plan.interleaving(beside, templates))
+        take(hit_rate_figure(both))
         tell("the same with one sequence, on a tiny model")
-        alone = play_with_one_sequence(memory, folder / "one", templates)
+        take(one_sequence_figure(play_with_one_sequence(memory, folder / "one", templates)))
         tell(f"turns with snapshots on disk and without, {plan.delay_rounds} rounds")
         race = DelayRace(path, folder / "delay", beside, n_threads, plan.delay(beside, templates))
         race.run()
-    figures = (
-        *restart_figures(restarts, memory),
-        hit_rate_figure(both),
-        one_sequence_figure(alone),
-        *race.figures(),
-    )
+        take(*race.figures())
     # The window of the restarts is what the report is of; the others are played in one of 8,192.
     info = msgspec.structs.replace(info, n_ctx=lengths.n_ctx)
-    return make_report("cache", figures, info=info, parameters=parameters)
+    return make_report("cache", tuple(figures), info=info, parameters=parameters)
 
 
 def play_with_one_sequence(memory: MemoryKind, folder: Path, templates: Path) -> tuple[StepUsage, ...]:

@@ -12,6 +12,7 @@ import typer
 from ..kernels.errors import UsageError
 
 if TYPE_CHECKING:
+    from .paired import Figure
     from .report import BenchReport
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -59,7 +60,8 @@ def cache(  # noqa: PLR0917  (flags: nobody calls it by position)
     from .cache import QUICK, CachePlan, run_cache  # noqa: PLC0415  (with it)
 
     path = resolve_model(model, places=places_of_this_machine())
-    report = run_cache(path, plan=QUICK if quick else CachePlan(), n_ctx=n_ctx, tokens=tokens, tell=_tell)
+    plan = QUICK if quick else CachePlan()
+    report = run_cache(path, plan=plan, n_ctx=n_ctx, tokens=tokens, tell=_tell, found=_found)
     return _show(report, as_json=as_json, strict=strict)
 
 
@@ -82,3 +84,9 @@ def _require_extras() -> None:
 
 def _tell(what: str) -> None:
     sys.stderr.write(f"measuring {what}\n")
+
+
+def _found(figure: Figure) -> None:
+    from .report import figure_line  # noqa: PLC0415  (loads what --help does not need)
+
+    sys.stderr.write(f"  {figure_line(figure)}\n")

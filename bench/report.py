@@ -110,7 +110,7 @@ def report_lines(report: BenchReport) -> list[str]:
         f"on {machine.system}, {machine.cores} cores{load}; llama-cpp-python {report.llama_cpp_python}, "
         f"chapbook {report.chapbook} {report.commit}".rstrip(),
         "",
-        *(_line(figure) for figure in report.figures),
+        *(figure_line(figure) for figure in report.figures),
         "",
         f"missed: {', '.join(report.missed)}" if report.missed else "every target is met",
     ]
@@ -121,7 +121,8 @@ def json_line(report: BenchReport) -> str:
     return msgspec.json.encode(report).decode()
 
 
-def _line(figure: Figure) -> str:
+def figure_line(figure: Figure) -> str:
+    """Return a figure for a person: its value, its target and whether that is met, and what is to be said of it."""
     value = "no value" if math.isnan(figure.value) else f"{_number(figure.value)} {figure.unit}".rstrip()
     parts = [f"{figure.name:<{NAME_WIDTH}} {value:<14}"]
     if figure.target is not None:

@@ -278,9 +278,9 @@ def test_messages_are_as_long_as_asked_for_and_a_function_of_the_seed(tiny):
 
 @pytest.mark.slow  # every part one after another: five processes and seven engines
 def test_the_whole_benchmark_reports_every_figure_as_one_line_of_json(tiny):
-    told = []
+    told, found = [], []
     plan = msgspec.structs.replace(QUICK, with_tools=False)
-    report = run_cache(tiny("gemma3"), plan=plan, n_ctx=4096, n_threads=1, tell=told.append)
+    report = run_cache(tiny("gemma3"), plan=plan, n_ctx=4096, n_threads=1, tell=told.append, found=found.append)
     read = json.loads(json_line(report))
     assert [figure["name"] for figure in read["figures"]] == FIGURES
     assert (read["benchmark"], read["model"]["n_ctx"]) == ("cache", 4096)
@@ -289,6 +289,7 @@ def test_the_whole_benchmark_reports_every_figure_as_one_line_of_json(tiny):
     lines = report_lines(report)
     assert sum(any(line.startswith(name) for name in FIGURES) for line in lines) == len(FIGURES)
     assert len(told) == 6
+    assert tuple(found) == report.figures
 
 
 def test_the_command_says_its_options_and_which_model_there_is_not(capsys):
