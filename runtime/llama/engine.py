@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -284,7 +285,7 @@ class LlamaEngine:
             end_generation(state)
             if not self.residency.ready(state):
                 raise EngineError(f"sequence {sequence} has no logits to go on from: sync it first")
-            state.awaits_reply = False
+            state.awaits_reply, state.user = False, threading.current_thread()
             constraint = self._constraint(grammar, so_far) if grammar is not None and forced is None else None
             queued = constraint.forced_start(so_far) if constraint is not None else NO_TOKENS
             generation = LlamaGeneration(

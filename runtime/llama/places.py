@@ -7,6 +7,7 @@ lost, unless it is on the disk already.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -216,7 +217,8 @@ class Places:
         return RunNamer(snapshot.tokens, seed=self._seed).name(length)
 
     def _can_keep(self, state: SequenceState) -> bool:
-        if not self._modes.memory_snapshot or self.cells.exclusive(state) < LEAST_KEPT_TOKENS:
+        least = 1 if state.awaits_reply else LEAST_KEPT_TOKENS
+        if not self._modes.memory_snapshot or len(state.run) < least or self.cells.exclusive(state) < least:
             return False
         assert state.slot is not None
         return self._pool.room_for(self._context.memory.state_bytes(state.slot, partial=False))
@@ -230,9 +232,17 @@ class Places:
         idle = [
             other
             for other in self.cells.holders()
-            if other is not state and other is not besides and other.is_idle and (len(other.run) or not with_cells)
+            if other is not state
+            and other is not besides
+            and self._may_go(other)
+            and (len(other.run) or not with_cells)
         ]
         return min(idle, key=self._worth, default=None)
+
+    def _may_go(self, state: SequenceState) -> bool:
+        if not state.is_idle:
+            return False
+        return not state.is_used_elsewhere(time.monotonic()) or self._can_keep(state)
 
     def _worth(self, state: SequenceState) -> tuple[bool, bool, bool, int]:
         on_disk = len(state.run) - state.saved_tokens < LEAST_KEPT_TOKENS

@@ -29,8 +29,18 @@ from .turns import Turns
 
 Sequences: TypeAlias = "dict[SequenceId, SequenceState]"
 
+NO_ROOM_CODE = 1
+"""What `llama_decode` returns, and DecodeFailed carries, where there are no cells or slots."""
+
+WAIT_S = 0.002
+"""How long a sync waits before it looks again whether others have made room."""
+
 LEAST_RING_TOKENS = 64
 """Points that are nearer to each other are passed over: each ends a batch."""
+
+
+class _RoomTaken(Exception):
+    """There is no room as long as other threads are at it."""
 
 
 class Residency:
@@ -138,8 +148,14 @@ class Residency:
     ) -> SyncReport:
         """See `engine.Engine.sync`."""
         started_s = time.perf_counter()
-        flag = CancelFlag()
-        call = SyncCall(threading.current_thread())
+        call = SyncCall(
+            thread=threading.current_thread(),
+            wanted=wanted,
+            points=points,
+            progress=progress,
+            cancel=cancel,
+            flag=CancelFlag(),
+        )
         with self._turns:
             state = self.state(sequence)
         try:
@@ -148,26 +164,54 @@ class Residency:
                 # One of this thread's own is what an interrupt has left of it.
                 if state.busy is not None and state.busy.thread is not call.thread:
                     raise EngineError(f"sequence {sequence} is being synced by another thread: a session has one")
-                state.busy = call
-            with (cancel or Cancel()).listening(flag.set):
-                with self._turns, self._change():
-                    plan = self._prepare(state, wanted, points, reuse=reuse)
-                done = self._prefill(call, state, wanted, points, progress=progress, cancel=cancel, flag=flag)
+                state.busy, state.user, state.awaits_reply = call, call.thread, False
+            with (cancel or Cancel()).listening(call.flag.set):
+                plan, done = self._carry_through(call, state, reuse=reuse)
             with self._turns:
-                state.awaits_reply = done
+                state.awaits_reply, state.synced_s = done, time.monotonic()
                 notes = self._reuse.take_notes()
         finally:
             if state.busy is call:
                 state.busy = None
         return SyncReport(
-            cached=plan.keep,
-            evaluated=max(0, len(state.run) - plan.keep),
+            cached=max(0, plan.keep - call.wasted_tokens),
+            evaluated=call.wasted_tokens + max(0, len(state.run) - plan.keep),
             source=plan.source,
             seconds=time.perf_counter() - started_s,
             cancelled=not done,
             reason=plan.reason,
             notes=notes,
         )
+
+    def _carry_through(self, call: SyncCall, state: SequenceState, *, reuse: bool) -> tuple[SyncPlan, bool]:
+        """Do what a sync asks for, and wait where all room is used by other threads. Say whether it was done."""
+        while True:
+            plan = SyncPlan(source=SyncSource.NOTHING, keep=0, reason="cancelled while it waited for room")
+            try:
+                with self._turns, self._change(), self._waiting_for_others(state):
+                    call.waits = False
+                    plan = self._prepare(state, call, reuse=reuse)
+                return plan, self._prefill(call, state)
+            except _RoomTaken:
+                pass
+            with self._turns:
+                call.wasted_tokens += max(0, len(state.run) - plan.keep)
+                call.waits = True
+            if call.is_cancelled:
+                return SyncPlan(source=plan.source, keep=len(state.run), reason=plan.reason), False
+            time.sleep(WAIT_S)
+
+    @contextmanager
+    def _waiting_for_others(self, state: SequenceState) -> Iterator[None]:
+        """Turn a lack of room into _RoomTaken where other threads have it, and will give it back. Within a turn."""
+        try:
+            yield
+        except DecodeFailed as error:
+            now_s = time.monotonic()
+            others = (other for other in self._sequences.values() if other is not state)
+            if error.code == NO_ROOM_CODE and any(other.is_used_elsewhere(now_s) for other in others):
+                raise _RoomTaken from error
+            raise
 
     def check_integrity(self) -> None:
         """Compare the account of every sequence with what llama.cpp holds. Raises AssertionError where they differ."""
@@ -218,8 +262,9 @@ class Residency:
             with self._change():
                 self._places.make_room(state, tokens)
 
-    def _prepare(self, state: SequenceState, wanted: TokenIds, points: SyncPoints, *, reuse: bool) -> SyncPlan:
-        """Bring what is resident to a prefix of `wanted`, and say what that took."""
+    def _prepare(self, state: SequenceState, call: SyncCall, *, reuse: bool) -> SyncPlan:
+        """Bring what is resident to a prefix of what is wanted, and say what that took."""
+        wanted, points = call.wanted, call.points
         self._places.touch(state)
         self._settle_interrupted(state)
         state.pinned_tokens = max((length for length in points.pinned if length <= len(wanted)), default=0)
@@ -247,33 +292,24 @@ class Residency:
         self._context.clear(state)
         state.lost = "an interrupt during a decode left it uncertain what is resident"
 
-    def _prefill(
-        self,
-        call: SyncCall,
-        state: SequenceState,
-        wanted: TokenIds,
-        points: SyncPoints,
-        *,
-        progress: PrefillProgress | None,
-        cancel: Cancel | None,
-        flag: CancelFlag,
-    ) -> bool:
-        """Evaluate what is missing of `wanted`, one chunk in each turn. Say whether it was brought to its end."""
-        start = len(state.run)
+    def _prefill(self, call: SyncCall, state: SequenceState) -> bool:
+        """Evaluate what is missing, one chunk in each turn. Say whether it was brought to its end."""
+        wanted, points, progress = call.wanted, call.points, call.progress
+        start = since = len(state.run)
         total = len(wanted)
         if progress is not None and start < total:
             progress(0, total - start)
         stops = [] if self._kind.rewinds else choose_stops(points, start=start, end=total)
-        since = start
         while (begin := len(state.run)) < total:
             end = min(begin + self._n_batch, next((stop for stop in stops if stop > begin), total), total)
             with self._turns:
                 self.check_open()
                 if state.busy is not call:
                     raise EngineError(f"sequence {state.id} was synced anew while it was being synced")
-                self._context.arm(flag)
-                if (cancel is not None and cancel.is_set) or not self._chunk(state, wanted, begin, end):
-                    return False
+                self._context.arm(call.flag)
+                with self._waiting_for_others(state):
+                    if call.is_cancelled or not self._chunk(state, wanted, begin, end):
+                        return False
                 if end in stops or end == total:
                     with self._change():
                         self._keep_point(state, pinned=end in points.pinned, cost_tokens=end - since)

@@ -13,11 +13,16 @@ from numpy.typing import NDArray
 from ...kernels.chain import RunName
 from ...kernels.prefix import common_prefix_length
 from ...kernels.tokens import TokenIds
-from ..engine import SequenceId
+from ..cancel import Cancel
+from ..engine import PrefillProgress, SequenceId, SyncPoints
 from ..prefix_cache.pool import StateBytes
+from .library import CancelFlag
 
 if TYPE_CHECKING:
     from .generation import LlamaGeneration
+
+AWAITED_S = 2.0
+"""How long a sequence that was synced is kept for its reply against others that want its room."""
 
 CellIds: TypeAlias = "NDArray[np.int32]"
 
@@ -98,11 +103,26 @@ class LastGood:
         self.length, self.state = length, state
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class SyncCall:
-    """A sync that is under way, and the thread that is in it."""
+    """A sync that is under way: what was asked for, and by which thread.
+
+    `waits`: it has no room until others are done, and may have to give up what it has so far. `wasted_tokens` were
+    evaluated before it had to start over.
+    """
 
     thread: threading.Thread
+    wanted: TokenIds
+    points: SyncPoints
+    progress: PrefillProgress | None
+    cancel: Cancel | None
+    flag: CancelFlag
+    waits: bool = False
+    wasted_tokens: int = 0
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self.cancel is not None and self.cancel.is_set
 
 
 class SequenceState:
@@ -112,12 +132,13 @@ class SequenceState:
     (put aside when another sequence decoded). `lost` says why tokens that were resident are not any more.
     `swapped` names the run that went into a memory snapshot to make room. `saved_tokens` of its run are on the disk,
     `pinned_tokens` is the length of its session prefix. `changes` counts what was done to its run. `awaits_reply`: it
-    was synced, and the reply has not begun.
+    was synced, at `synced_s`, and the reply has not begun. `user` is the thread that last synced or asked for a reply.
     """
 
     __slots__ = (
         "__weakref__", "awaits_reply", "busy", "changes", "generation", "id", "last_good", "last_used",
         "logits_at_hand", "lost", "pinned_tokens", "run", "saved_logits", "saved_tokens", "slot", "swapped",
+        "synced_s", "user",
     )  # fmt: skip
 
     def __init__(self, sequence: SequenceId) -> None:
@@ -134,14 +155,22 @@ class SequenceState:
         self.pinned_tokens = 0
         self.changes = 0
         self.awaits_reply = False
+        self.synced_s = 0.0
+        self.user: threading.Thread | None = None
         self.busy: SyncCall | None = None
         self.generation: weakref.ref[LlamaGeneration] | None = None
 
     @property
     def is_idle(self) -> bool:
-        """Whether its memory may be taken: no sync is under way, and no reply is being generated."""
+        """Whether its memory may be taken: no sync is under way but one that waits, and no reply is being generated."""
         generation = self.generation() if self.generation is not None else None
-        return self.busy is None and (generation is None or generation.is_finished)
+        return (self.busy is None or self.busy.waits) and (generation is None or generation.is_finished)
+
+    def is_used_elsewhere(self, now_s: float) -> bool:
+        """Whether a thread other than this one is at it, or is about to ask for its reply."""
+        if self.user is None or self.user is threading.current_thread() or not self.user.is_alive():
+            return False
+        return not self.is_idle or (self.awaits_reply and now_s - self.synced_s < AWAITED_S)
 
     def cut(self, length: int) -> None:
         """Note that only the first `length` tokens are resident, and their logits are not at hand."""

@@ -1,6 +1,7 @@
 import itertools
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from chapbook.kernels.errors import EngineClosed, EngineError
 from chapbook.kernels.tokens import concat_tokens, token_ids
 from chapbook.runtime.cancel import Cancel
 from chapbook.runtime.engine import FinishReason, Sampling
+from chapbook.runtime.prefix_cache.options import CacheOptions
 
 KINDS = ("llama", "gemma3", "mamba", "hybrid")
 NEVER_ENDS = Sampling(temperature=0.0)
@@ -281,6 +283,49 @@ def test_threads_take_turns_and_do_not_disturb_each_other(open_engine, random_ru
     for thread in threads:
         thread.join()
     assert together == alone
+    engine.check_integrity()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", "hybrid"])
+def test_more_threads_than_places_wait_for_each_other_and_none_fails(open_engine, random_run, kind):
+    engine = open_engine(kind, n_ctx=512, n_sequences=1, n_batch=64, n_ubatch=64, cache=CacheOptions(memory_mb=0))
+    sampling = Sampling(seed=4, temperature=2.0)
+
+    def converse(seed):
+        sequence, ids = engine.open_sequence(), []
+        for turn in range(3):
+            engine.sync(sequence, random_run(100 * turn + 5, seed=seed))
+            ids.append([token.id for token in engine.generate(sequence, sampling=sampling, max_tokens=8)])
+        engine.drop(sequence)
+        return ids
+
+    alone = [converse(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(converse, range(4))) == alone
+    engine.check_integrity()
+
+
+def test_two_syncs_that_stand_in_each_others_way_both_come_to_their_end(open_engine, random_run):
+    started = threading.Barrier(2, timeout=60)
+    engine = open_engine("llama", n_ctx=512, n_batch=64, n_ubatch=64, cache=CacheOptions(memory_mb=0))
+
+    def long_sync(seed):
+        met = []
+
+        def meet(evaluated, _total):
+            # Both hold a part of the cells by then, and neither can have the rest.
+            if evaluated >= 320 and not met:
+                met.append(started.wait())
+
+        sequence, run = engine.open_sequence(), random_run(500, seed=seed)
+        report = engine.sync(sequence, run, progress=meet)
+        assert len([*engine.generate(sequence, sampling=NEVER_ENDS, max_tokens=3)]) == 3
+        return report
+
+    with ThreadPoolExecutor(2) as pool:
+        reports = list(pool.map(long_sync, range(2)))
+    assert all(report.cached + report.evaluated >= 500 for report in reports)
+    assert sum(report.evaluated for report in reports) > 1000
     engine.check_integrity()
 
 
