@@ -152,10 +152,13 @@ class Keeper:
                     self._thread = None
                     self._changed.notify_all()
                     return
-            if isinstance(job, SequenceState):
-                self._save(job)
-            else:
-                self._commit(job)
+            try:
+                if isinstance(job, SequenceState):
+                    self._save(job)
+                else:
+                    self._commit(job)
+            except Exception as error:  # noqa: BLE001  a thread that dies would leave `settle` waiting for ever
+                self._note(f"a snapshot was not written: {error!r}")
 
     def _next_job(self) -> SequenceState | PendingSnapshot | None:
         """Wait for what is due next; None where there is nothing more to do. The caller holds the condition."""
