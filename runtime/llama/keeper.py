@@ -157,7 +157,7 @@ class Keeper:
                     self._save(job)
                 else:
                     self._commit(job)
-            except Exception as error:  # noqa: BLE001  a thread that dies would leave `settle` waiting for ever
+            except Exception as error:  # a thread that dies would leave `settle` waiting for ever
                 self._note(f"a snapshot was not written: {error!r}")
 
     def _next_job(self) -> SequenceState | PendingSnapshot | None:
