@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-# The demo: two questions to a 135M model, each with lines of a file of this repository; the same on every run. What
+# The demo: two questions to a 135M model, each with lines of a file of this repository. What
 # keeps so small a model on the point: few lines, no tools to call, short replies. Others: make run TASK='...'
 MODEL ?= smollm2
 TASK ?= In one sentence, what is a chapbook? @README.md:3-4

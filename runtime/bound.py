@@ -16,7 +16,12 @@ READ_TOKENS = 4096
 COLD_START = "cold start"
 """Nothing was resident: a new process, or a sequence that is used for the first time."""
 
-NOT_RESIDENT = "what earlier requests asked for is not resident: cut off, from another process, or dropped since"
+NOT_HELD = (
+    "what earlier requests asked for is held no more: cut off, or never copied before its process or its room went"
+)
+
+LAST_TOKEN = "the last token again, for what follows it"
+"""A request that is known whole costs one token all the same: nothing keeps its logits across a restart."""
 
 
 class BoundAccount:
@@ -107,7 +112,10 @@ def explain_difference(report: SyncReport, bound: int) -> str:
     if report.cancelled:
         return f"cancelled after {report.evaluated} of at least {bound} tokens"
     if more < 0:
-        return f"{-more} fewer than the bound: the engine held more than the log knows of"
+        held = "the engine" if report.source in (SyncSource.RESIDENT, SyncSource.REWIND) else f"a {report.source}"
+        return f"{-more} fewer than the bound, which knows this store only: {held} held more"
+    if bound == 0 and more == 1:
+        return LAST_TOKEN
     if not report.reason and report.source is SyncSource.NOTHING:
         return COLD_START
-    return f"{more} more than the bound: {report.reason or NOT_RESIDENT}"
+    return f"{more} more than the bound: {report.reason or NOT_HELD}"

@@ -112,13 +112,13 @@ class Requester:
         request, points = transcript.window.tokens(), transcript.window.points()
         broken = transcript.window.broken_from(repeated)
         bound = self._bound.bound(request)
-        # It is in the log, so it counts for the bound of the next one, whatever comes of it.
-        self._bound.add(request, reply=NO_TOKENS)
         yield StepStarted(turn=transcript.turn, step=asked.step, window_tokens=len(request))
         started_s = self._clock()
         sync = self._engine.sync(
             self._sequence, request, points=points, progress=self._progress(started_s), cancel=asked.cancel
         )
+        # What a cancel cut off was not evaluated, and bounds no later request.
+        self._bound.add(request[: sync.cached + sync.evaluated], reply=NO_TOKENS)
         for note in sync.notes:
             yield NoticeGiven(producer="cache", text=note, to_model=False)
 

@@ -17,7 +17,7 @@ from ..events import SessionStart, TurnEndReason
 from ..models import places_of_this_machine
 from ..session import Session
 from ..store import LATEST
-from ..stream import TurnEnded
+from ..stream import NoticeGiven, TurnEnded
 from .asking import TerminalAsk, somebody_is_there
 from .drive import INTERRUPTED, Driver
 from .json_lines import JsonView
@@ -125,6 +125,9 @@ def open_talk(options: SessionOptions, *, resume: str | None, as_json: bool = Fa
         with session:
             view.opened(session, placement=engine.placement.describe())
             yield Talk(session, place, view, driver)
+    # Closing the engine writes what is worth keeping.
+    for note in engine.take_notes():
+        view.show(NoticeGiven(producer="cache", text=note, to_model=False))
 
 
 class _OpenedWith(NamedTuple):

@@ -170,6 +170,8 @@ class LlamaEngine:
         path = Path(path)
         cache_types = type_k or "f16", type_v or "f16"
         batch, ubatch = n_batch or DEFAULT_BATCH_TOKENS, n_ubatch or min(n_batch or DEFAULT_BATCH_TOKENS, 512)
+        cache = cache or CacheOptions()
+        _check_cache_options(cache)
         _check_options(n_ctx=n_ctx, n_batch=batch, n_ubatch=ubatch, n_sequences=n_sequences, cache_types=cache_types)
         model = load_model(path, n_gpu_layers=n_gpu_layers)
         try:
@@ -193,7 +195,7 @@ class LlamaEngine:
                 flash_attn=flash_attn,
                 swa_full=swa_full,
             )
-            return cls(model, options, placement, cache=cache or CacheOptions(), on_decode=on_decode)
+            return cls(model, options, placement, cache=cache, on_decode=on_decode)
         except BaseException:
             model.close()
             raise
@@ -245,6 +247,10 @@ class LlamaEngine:
     def settle(self) -> None:
         """See `engine.Engine.settle`."""
         self.keeper.settle()
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Return, once, what befell the cache since the last sync; also after `close`, which may write."""
+        return self.residency.take_notes()
 
     def resident(self, sequence: SequenceId) -> TokenIds:
         """See `engine.Engine.resident`."""
@@ -388,6 +394,13 @@ def _check_options(
     for name in cache_types:
         if name not in KV_ELEMENT_BYTES:
             raise UsageError(f"{name!r} is no type of KV cache: it is one of {', '.join(KV_ELEMENT_BYTES)}")
+
+
+def _check_cache_options(cache: CacheOptions) -> None:
+    if min(cache.memory_mb or 0, cache.disk_mb or 0) < 0:
+        raise UsageError(f"memory_mb and disk_mb are 0 or more, not {cache.memory_mb}, {cache.disk_mb}")
+    if not 0 <= cache.rest_s < math.inf:
+        raise UsageError(f"rest_s is a number of seconds, 0 or more, not {cache.rest_s}")
 
 
 def default_sequences(kind: MemoryKind) -> int:

@@ -74,6 +74,7 @@ class Keeper:
         self._changed = threading.Condition()
         self._resting: dict[SequenceState, float] = {}
         self._pending: deque[PendingSnapshot] = deque()
+        self._told: set[str] = set()
         self._hurried = 0
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -158,7 +159,7 @@ class Keeper:
                 else:
                     self._commit(job)
             except Exception as error:  # a thread that dies would leave `settle` waiting for ever
-                self._note(f"a snapshot was not written: {error!r}")
+                self._tell(error)
 
     def _next_job(self) -> SequenceState | PendingSnapshot | None:
         """Wait for what is due next; None where there is nothing more to do. The caller holds the condition."""
@@ -324,7 +325,7 @@ class Keeper:
         try:
             pending = self._files.begin(tokens, sections, pinned=pinned)
         except (SnapshotError, OSError) as error:
-            self._note(f"a snapshot of {len(tokens):,} tokens was not written: {error}")
+            self._tell(error)
             return None
         for index, rung in enumerate(rungs, start=1):
             pending.section(index)[:] = rung.state
@@ -334,9 +335,15 @@ class Keeper:
         try:
             pending.commit(covers=self._rewinds)
         except (SnapshotError, OSError) as error:
-            self._note(f"a snapshot was not written: {error}")
+            self._tell(error)
             return False
         return True
+
+    def _tell(self, error: Exception) -> None:
+        """Note why a snapshot was not written; the same reason once."""
+        if str(error) not in self._told:
+            self._told.add(str(error))
+            self._note(f"a snapshot was not written: {error}")
 
 
 def thin_out(lengths: Collection[int], *, end: int, most: int) -> list[int]:

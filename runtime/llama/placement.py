@@ -50,8 +50,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     def describe(self) -> str:
         """Return one line for a person."""
         return (
-            f"n_ctx {self.n_ctx:,} ({self.reason}): weights {_gb(self.weights_bytes)}, KV {_gb(self.kv_bytes)}, "
-            f"compute {_gb(self.compute_bytes)}, free {_gb(self.free_bytes)}"
+            f"n_ctx {self.n_ctx:,} ({self.reason}): weights {_gb(self.weights_bytes)}, KV {_gb(self.kv_bytes)} for "
+            f"{self.n_cells:,} tokens, compute {_gb(self.compute_bytes)}, free {_gb(self.free_bytes)}"
         )
 
 

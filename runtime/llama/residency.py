@@ -114,6 +114,10 @@ class Residency:
         with self._change():
             return self._reuse.bring_back(state)
 
+    def take_notes(self) -> tuple[str, ...]:
+        """Return, once, what a person should know of the cache."""
+        return self._reuse.take_notes()
+
     def close(self) -> None:
         """End every reply and refuse what comes later."""
         for state in self._sequences.values():

@@ -153,10 +153,14 @@ def test_a_difference_is_explained_and_none_is_not() -> None:
     assert explain_difference(report(9, reason="the window slid"), 7) == "2 more than the bound: the window slid"
     assert explain_difference(report(9), 0) == "cold start"
     warm = msgspec.structs.replace(report(9), source=SyncSource.RESIDENT)
-    more = "9 more than the bound: what earlier requests asked for is not resident"
+    more = "9 more than the bound: what earlier requests asked for is held no more"
     assert explain_difference(warm, 0).startswith(more)
     assert explain_difference(report(3, cancelled=True), 7) == "cancelled after 3 of at least 7 tokens"
     assert explain_difference(report(3), 7).startswith("4 fewer than the bound")
+    from_disk = msgspec.structs.replace(report(3), source=SyncSource.DISK)
+    assert explain_difference(from_disk, 7).endswith("a disk snapshot held more")
+    known_whole = msgspec.structs.replace(report(1), source=SyncSource.DISK)
+    assert explain_difference(known_whole, 0) == "the last token again, for what follows it"
 
 
 def test_nothing_is_below_an_empty_request() -> None:

@@ -35,7 +35,7 @@ def logged(session: Session, kind: type) -> list[Any]:
 def check_next_turn(made: Any, session: Session, *, resident_tokens: int, logged_tokens: int) -> None:
     """Assert that the next turn begins from what was resident, and that the steps after it are at the bound again.
 
-    `logged_tokens` is what the log knows the broken request and its reply to have been, so not part of the bound.
+    `logged_tokens` is what the log knows to have been evaluated of the broken request and its reply: not in the bound.
     """
     assert len(made.engine.resident(session.sequence)) == resident_tokens
     first, second = usages_of(list(session.send("And now?")))
@@ -77,7 +77,8 @@ def test_a_prefill_that_is_cancelled_keeps_the_batches_that_were_evaluated(
         assert cut.cached == before.window + before.generated
         assert cut.evaluated == 5 * BATCH_TOKENS
         assert cut.reason == f"cancelled after {cut.evaluated} of at least {cut.bound} tokens"
-        check_next_turn(made, session, resident_tokens=cut.cached + cut.evaluated, logged_tokens=cut.window)
+        held = cut.cached + cut.evaluated
+        check_next_turn(made, session, resident_tokens=held, logged_tokens=held)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -49,6 +49,17 @@ def test_the_task_is_read_from_standard_input(run_small, logged):
     assert [event["text"] for event in logged("user/message")] == ["two\nlines\n"]
 
 
+def test_a_cache_that_cannot_be_written_is_said_once_and_the_answer_comes_all_the_same(run_small, tmp_path):
+    (tmp_path / "file").write_text("x")
+    ended = run_small("Say something.", "--set", f"cache.folder={tmp_path / 'file'}")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip()
+    (said,) = [line for line in ended.stderr.splitlines() if line.startswith("cache: ")]
+    assert "was not written" in said
+    assert "file" in said
+    assert "cache: " not in run_small("Say something.", "--set", "cache.disk=false").stderr
+
+
 def test_json_lines_are_the_events_of_the_turn(run_small):
     ended = run_small("--json", "What is a chapbook? @README.md:1-3")
     assert ended.returncode == 0, ended.stderr

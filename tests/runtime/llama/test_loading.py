@@ -10,6 +10,7 @@ from chapbook.kernels.tokens import token_ids
 from chapbook.runtime.engine import Sampling
 from chapbook.runtime.gguf import fingerprint, read_gguf
 from chapbook.runtime.llama import LlamaEngine, open_vocabulary
+from chapbook.runtime.prefix_cache.options import CacheOptions
 
 
 @pytest.fixture
@@ -96,7 +97,16 @@ def test_an_architecture_that_llama_cpp_does_not_know_is_an_error_with_its_words
 
 
 @pytest.mark.parametrize(
-    "options", [{"n_ctx": 0}, {"n_sequences": 0}, {"n_sequences": 257}, {"n_batch": -1}, {"type_k": "q9"}]
+    "options",
+    [
+        {"n_ctx": 0},
+        {"n_sequences": 0},
+        {"n_sequences": 257},
+        {"n_batch": -1},
+        {"type_k": "q9"},
+        {"cache": CacheOptions(memory_mb=-1)},
+        {"cache": CacheOptions(rest_s=-0.5)},
+    ],
 )
 def test_an_option_out_of_range_is_an_error(tiny, options):
     with pytest.raises(UsageError):

@@ -162,7 +162,7 @@ own_runs = st.builds(
     data=st.data(),
 )
 def test_a_plan_keeps_only_what_is_right_and_leaves_a_token_for_the_logits(
-    wanted, mine, others, kind, window_tokens, data
+    *, wanted, mine, others, kind, window_tokens, data
 ):
     rungs = data.draw(st.lists(st.integers(1, len(wanted)), unique=True).map(sorted))
     held = [mine, *others]
