@@ -46,8 +46,8 @@ class SessionCondition(enum.StrEnum):
 
 class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the list of sessions. Times are Unix seconds. `first_line` is that of the first user message;
-    `parent` is set for a subagent; `detail` names the holder, or what is damaged. Of a damaged log the rest is what
-    stands before the damage."""
+    `parent` is set for a subagent; `detail` names the holder, or what is damaged, and `holder_pid` is the holder's
+    process. Of a damaged log the rest is what stands before the damage."""
 
     id: SessionId
     condition: SessionCondition
@@ -58,6 +58,7 @@ class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 0
     parent: SessionId | None = None
     detail: str = ""
+    holder_pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,8 +197,7 @@ class Store:
             return SessionSummary(id=session, condition=SessionCondition.UNREADABLE, detail=str(error))
         if not scan.events and scan.fault is None and not locked:
             return None
-        holder = str(holder_of(folder) or "") if locked else ""
-        return _summarise(session, scan, holder=holder, locked=locked)
+        return _summarise(session, scan, holder=holder_of(folder) if locked else None, locked=locked)
 
 
 def _require_folder(workspace: Path) -> None:
@@ -206,10 +206,10 @@ def _require_folder(workspace: Path) -> None:
         raise WorkspaceError(f"the workspace {workspace} {what}: name an existing folder", path=workspace)
 
 
-def _summarise(session: SessionId, scan: LogScan, *, locked: bool, holder: str) -> SessionSummary:
+def _summarise(session: SessionId, scan: LogScan, *, locked: bool, holder: Holder | None) -> SessionSummary:
     state = project(scan.events)
     if locked:
-        condition, detail = SessionCondition.LOCKED, holder
+        condition, detail = SessionCondition.LOCKED, str(holder or "")
     elif scan.fault is not None and not scan.torn:
         condition = SessionCondition.DAMAGED if isinstance(scan.fault, LogDamaged) else SessionCondition.UNREADABLE
         detail = str(scan.fault)
@@ -227,6 +227,7 @@ def _summarise(session: SessionId, scan: LogScan, *, locked: bool, holder: str) 
         turns=state.totals.turns,
         parent=None if state.start is None else state.start.parent,
         detail=detail,
+        holder_pid=None if holder is None else holder.pid,
     )
 
 

@@ -6,9 +6,12 @@ No model is loaded for this.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -19,7 +22,7 @@ from ..prefix_cache.budget import MB, CacheBudgets
 from ..prefix_cache.machine import budgets_of_this_machine
 from ..prefix_cache.mode_results import all_results
 from ..prefix_cache.snapshot_folder import FolderUsage, folder_usage, prune_folder, verify_folder
-from ..prefix_cache.snapshot_index import OtherFile, SnapshotIndex
+from ..prefix_cache.snapshot_index import OtherFile, SnapshotIndex, UnusableFile
 from ..sizes import size_text
 from .opening import Place, cache_options, modes_folder, open_place, snapshot_folder
 from .options import PlaceOptions, takes
@@ -42,10 +45,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 def stats(as_json: AsJson = False, *, options: PlaceOptions) -> None:
     """Show the budgets with their reasons, and what is on disk, model by model."""
     place = open_place(options)
-    index = SnapshotIndex(snapshot_folder(place))
+    index = SnapshotIndex(_folder(place))
     budgets = _budgets(place, index)
     usage = folder_usage(index, budget_bytes=budgets.disk_bytes)
-    unusable = [str(each) for each in index.take_unusable()]
+    unusable = index.take_unusable()
     failed = [results for results in all_results(modes_folder()) if results.failed]
     if as_json:
         print_json(_stats_for_programs(budgets, usage, unusable) | {"failed_self_tests": failed})
@@ -54,7 +57,9 @@ def stats(as_json: AsJson = False, *, options: PlaceOptions) -> None:
         f"memory  {size_text(budgets.memory_bytes)}: {budgets.memory_reason} (a model that is loaded leaves less)",
         f"disk    {size_text(budgets.disk_bytes)}: {budgets.disk_reason}",
         f"folder  {usage.folder}: {size_text(usage.size_bytes)} in {_snapshots(usage.files)}{_besides(usage)}",
-        *unusable,
+        *_over_budget(usage),
+        *_named(unusable),
+        *_set_aside_before(usage, unusable),
         *(f"{results.identity.model_name}: {note}" for results in failed for note in results.notes()),
     ]
     for line in lines:
@@ -76,11 +81,11 @@ def prune(
 ) -> None:
     """Remove what serves nobody, then the snapshots worth least, down to the budget or to --keep-mb."""
     place = open_place(options)
-    index = SnapshotIndex(snapshot_folder(place))
+    index = SnapshotIndex(_folder(place))
     keep_bytes = _keep_bytes(place, index, keep_mb=keep_mb, everything=everything)
     report = prune_folder(index, keep_bytes=keep_bytes, clock=time.time)
     if as_json:
-        print_json(report)
+        print_json(msgspec.structs.asdict(report) | {"unusable": index.take_unusable()})
         return
     removed = f"removed {_snapshots(report.snapshots)}, {size_text(report.freed_bytes)}"
     if report.leftovers:
@@ -90,25 +95,41 @@ def prune(
         )
     left = f"{size_text(report.held_bytes)} are left in {visible_line(str(index.folder))}"
     sys.stdout.write(f"{removed if report.freed_bytes else 'nothing to remove'}; {left}\n")
+    for line in _named(index.take_unusable()):
+        sys.stdout.write(f"{visible_line(line)}\n")
 
 
 @cache.command("verify")
 @takes(PlaceOptions)
 def verify(as_json: AsJson = False, *, options: PlaceOptions) -> int:
     """Read every snapshot on disk, and hold every byte against its hash. Ends with 1 where one must not be used."""
-    report = verify_folder(snapshot_folder(open_place(options)))
+    report = verify_folder(_folder(open_place(options)))
     # What another process removed in the meantime is no problem; what is damaged was renamed, and is one.
     problems = [each for each in report.unusable if each.damaged or os.path.lexists(each.path)]
     if as_json:
         print_json(msgspec.structs.replace(report, unusable=tuple(problems)))
     else:
         sys.stdout.write(f"{_snapshots(report.sound_files)}, {size_text(report.sound_bytes)}: sound to the last byte\n")
-        for each in problems[:MOST_PROBLEMS]:
-            aside = ", and was set aside" if each.damaged and not os.path.lexists(each.path) else ""
-            sys.stdout.write(visible_line(f"problem: {each.path} is not used{aside}: {each.reason}") + "\n")
-        if len(problems) > MOST_PROBLEMS:
-            sys.stdout.write(f"and {len(problems) - MOST_PROBLEMS} more; --json lists all\n")
+        for line in _named(problems):
+            sys.stdout.write(f"{visible_line(line)}\n")
     return 1 if problems else 0
+
+
+def _folder(place: Place) -> Path:
+    """Return the folder of snapshots, which need not be there yet. Raises UsageError where it cannot be one."""
+    folder = snapshot_folder(place)
+    way_out = "set cache.folder to a folder that this user can write to"
+    if not os.path.lexists(folder):
+        above = next(each for each in folder.parents if os.path.lexists(each))
+        # A file system without any room, such as /proc, takes no new folder whatever its permissions say.
+        can_be_made = above.is_dir() and os.access(above, os.W_OK | os.X_OK) and shutil.disk_usage(above).total > 0
+        if not can_be_made and cache_options(place).folder is not None:
+            raise UsageError(f"the folder for snapshots {folder} is not there and cannot be made: {way_out}")
+    elif not folder.is_dir():
+        raise UsageError(f"{folder} is no folder, so there can be no snapshots in it: {way_out}")
+    elif not os.access(folder, os.R_OK | os.X_OK):
+        raise UsageError(f"the folder for snapshots {folder} cannot be read by this user: {way_out}")
+    return folder
 
 
 def _budgets(place: Place, index: SnapshotIndex) -> CacheBudgets:
@@ -125,7 +146,7 @@ def _keep_bytes(place: Place, index: SnapshotIndex, *, keep_mb: int | None, ever
     return _budgets(place, index).disk_bytes
 
 
-def _stats_for_programs(budgets: CacheBudgets, usage: FolderUsage, unusable: list[str]) -> dict[str, Any]:
+def _stats_for_programs(budgets: CacheBudgets, usage: FolderUsage, unusable: Sequence[UnusableFile]) -> dict[str, Any]:
     def listed(files: tuple[OtherFile, ...]) -> list[dict[str, Any]]:
         return [{"path": each.path, "size_bytes": each.size_bytes} for each in files]
 
@@ -138,7 +159,7 @@ def _stats_for_programs(budgets: CacheBudgets, usage: FolderUsage, unusable: lis
         "set_aside": listed(usage.set_aside),
         "temporary": listed(usage.temporary),
         "others": listed(usage.others),
-        "unusable": unusable,
+        "unusable": [str(each) for each in unusable],
     }
 
 
@@ -168,6 +189,34 @@ def _besides(usage: FolderUsage) -> str:
     ]
     foreign = [f"{_files(len(usage.others))} of others, not touched"] if usage.others else []
     return "".join(f"; {each}" for each in [*counted, *foreign])
+
+
+def _over_budget(usage: FolderUsage) -> Iterator[str]:
+    """Say so where the folder holds more than it may. Without a budget there is nothing to be over."""
+    if 0 < usage.budget_bytes < usage.size_bytes:
+        yield (
+            f"{size_text(usage.size_bytes)} of {size_text(usage.budget_bytes)}: over the budget; the next snapshot, or "
+            "chapbook cache prune, makes it smaller"
+        )
+
+
+def _named(unusable: Sequence[UnusableFile]) -> Iterator[str]:
+    """Name the files that a look found to be of no use."""
+    for each in unusable[:MOST_PROBLEMS]:
+        aside = ", and was set aside" if each.damaged and not os.path.lexists(each.path) else ""
+        yield f"problem: {each.path} is not used{aside}: {each.reason}"
+    if len(unusable) > MOST_PROBLEMS:
+        yield f"and {len(unusable) - MOST_PROBLEMS} more; --json lists all"
+
+
+def _set_aside_before(usage: FolderUsage, unusable: Sequence[UnusableFile]) -> Iterator[str]:
+    """Name the files that were set aside before this look, whose reasons were told then."""
+    now = {each.path.stem for each in unusable}
+    before = [each for each in usage.set_aside if each.path.stem not in now]
+    for each in before[:MOST_PROBLEMS]:
+        yield f"set aside earlier, since it was damaged: {each.path}"
+    if len(before) > MOST_PROBLEMS:
+        yield f"and {len(before) - MOST_PROBLEMS} more; --json lists all"
 
 
 def _snapshots(count: int) -> str:

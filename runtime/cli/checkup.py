@@ -115,13 +115,18 @@ def _self_test(path: Path | None, place: Place, n_ctx: int | None, problems: lis
         open_engine(path, place, n_ctx=n_ctx) as engine,
         tempfile.TemporaryDirectory(prefix="chapbook-self-test-") as folder,
     ):
-        results = run_mode_tests(engine, folder=Path(folder))
+        results = run_mode_tests(engine, folder=Path(folder), on_test=_say_test)
         tested = ModeResults(identity=engine.identity, tested=time.time(), results=results)
     try:
         save_results(modes_folder(), tested)
     except OSError as error:
         problems.append(f"the results cannot be kept in {modes_folder()}: {way_out(error)}")
     return tested
+
+
+def _say_test(mode: str) -> None:
+    sys.stderr.write(f"testing: {mode.replace('_', ' ')}\n")
+    sys.stderr.flush()
 
 
 def _known_results(model: ModelReport, build: BuildInfo, place: Place) -> ModeResults | None:
@@ -229,7 +234,8 @@ def _result_text(result: ModeResult) -> str:
     if result.agreement is not None and result.difference is not None:
         figures.append(f"the likeliest token the same at {result.agreement:.0%}, {result.difference:.4f} nats off")
     if result.loss_worse is not None:
-        figures.append(f"text behind it foretold {result.loss_worse:+.3f} nats worse")
+        how = "better" if result.loss_worse < 0 else "worse"
+        figures.append(f"text behind it foretold {abs(result.loss_worse):.3f} nats {how}")
     if result.outcome is Outcome.FAILED:
         return "; ".join(("FAILED, and off", result.reason, *figures))
     return f"passed: {', '.join(figures)}"

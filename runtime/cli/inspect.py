@@ -15,7 +15,7 @@ from ..sizes import size_text
 from ..store import SessionSummary
 from .opening import found_models, open_place
 from .options import PlaceOptions, takes
-from .terminal import print_columns, print_json
+from .terminal import print_columns, print_json, visible_line
 
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
@@ -34,7 +34,7 @@ def sessions(as_json: AsJson = False, *, options: PlaceOptions) -> None:
             (
                 f"└ {each.id}" if each.parent else each.id,
                 _when(each.last_event),
-                each.condition + (f" ({each.detail})" if each.detail else ""),
+                each.condition + (f" (process {each.holder_pid})" if each.holder_pid is not None else ""),
                 str(each.turns),
                 each.model,
                 each.first_line,
@@ -44,6 +44,9 @@ def sessions(as_json: AsJson = False, *, options: PlaceOptions) -> None:
         print_columns(
             ("session", "last event", "state", "turns", "model", "began with"), rows, no_color=options.no_color
         )
+        for each in found:
+            if each.detail:
+                sys.stdout.write(visible_line(f"{each.id} is {each.condition}: {each.detail}") + "\n")
 
 
 def _children_below(found: Sequence[SessionSummary]) -> Iterator[SessionSummary]:

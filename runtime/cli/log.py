@@ -184,8 +184,9 @@ def _check_tokens(folder: Path, place: Place, named: str | None) -> Outcome:
         for span in logged.event.spans
     )
     problems = tuple(f"line {problem.seq + 1}: {problem.message}" for problem in rebuilt.problems)
+    requests = f"{len(rebuilt.requests):,} request{'' if len(rebuilt.requests) == 1 else 's'}"
     proved = (
-        f"{len(rebuilt.requests):,} requests rebuilt from the text of the log, token for token: "
+        f"{requests} rebuilt from the text of the log, token for token: "
         f"{len(contents.tokens) - generated:,} tokens made again with the vocabulary of {start.model_name}, "
         f"{generated:,} that the model generated taken as they are"
     )

@@ -39,12 +39,13 @@ def prefix(
         print_json({"tokens": tokens, "sections": sections, "in_force_tokens": in_force_tokens})
         return
     rows = [(each.name, f"{each.tokens:,}", each.xxh3) for each in whole]
-    print_columns(("section", "tokens", "hash"), [*rows, ("total", f"{tokens:,}", "")], no_color=options.no_color)
+    rows.append(("total with the reserved tools", f"{tokens:,}", ""))
+    print_columns(("section", "tokens", "hash"), rows, no_color=options.no_color)
     reserved = ", ".join(schema.name for schema in RESERVED_SCHEMAS)
     sys.stdout.write(
         f"\n{len(in_force)} tools in force: {', '.join(schema.name for schema in in_force)}\n"
         f"{len(RESERVED_SCHEMAS)} reserved for later, counted and not told to a model yet: {reserved}\n"
-        f"a session opened now has a prefix of {in_force_tokens:,} tokens\n"
+        f"a session opened now is without those: its prefix is {in_force_tokens:,} tokens\n"
     )
 
 

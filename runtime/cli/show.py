@@ -6,6 +6,7 @@ model said before it called a tool is a part of the account.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import TextIO
@@ -32,6 +33,9 @@ from .terminal import clipped, console, visible, visible_line
 from .waiting import WaitingLine
 
 QUIET, LOUD, BAD = "dim", "bold red", "red"
+
+_PART_OF_FILE = re.compile(r"^\[(lines? [^;\]]+)(?:; [^;\]]+ in all)?; next: ", re.MULTILINE)
+"""What `read` says of a page with more behind it. No line of a file looks like it: they begin with their numbers."""
 
 
 def ledger_line(step: int, usage: StepUsage) -> str:
@@ -141,7 +145,10 @@ class HumanView:
         what = event.name if started is None else call_text(started.call)
         who = "mention" if started is not None and started.by_runtime else "call"
         size = size_text(len(event.content.encode("utf-8", "replace")))
-        outcome = f"{event.tokens:,} tokens, {size}, {event.seconds:.1f} s"
+        is_page = event.name == "read" and not event.is_error and not event.artifact
+        part = _PART_OF_FILE.search(event.content) if is_page else None
+        of_file = f", {part[1]}" if part else ""
+        outcome = f"{event.tokens:,} tokens, {size}{of_file}, {event.seconds:.1f} s"
         if event.artifact:
             outcome += f", a stub: the whole is in {event.artifact[:12]}"
         if event.is_error:

@@ -16,6 +16,41 @@ SHOWN_AFTER_S = 1.0
 BAR_CHARACTERS = 30
 
 
+class PrefillEstimate:
+    """How far a prefill is, between two reports, which come behind each batch: within the batch that is evaluated now.
+
+    It never goes back, and is not the whole before that is reported.
+    """
+
+    def __init__(self) -> None:
+        self._last: PrefillProgressed | None = None
+        self._at_s = 0.0
+        self._batch_tokens = 0
+        self._shown = 0.0
+        self.tokens_a_second = 0.0
+        """The rate of the last batch, since later tokens take longer than earlier ones; 0 before there was one."""
+
+    def report(self, event: PrefillProgressed, *, now_s: float) -> None:
+        """Take in a report. One that says less, or of another total, begins a prefill."""
+        last = self._last
+        if last is None or last.total_tokens != event.total_tokens or event.evaluated_tokens < last.evaluated_tokens:
+            self._batch_tokens, self._shown, self.tokens_a_second = 0, 0.0, 0.0
+        elif event.evaluated_tokens > last.evaluated_tokens and event.seconds > last.seconds:
+            self._batch_tokens = event.evaluated_tokens - last.evaluated_tokens
+            self.tokens_a_second = self._batch_tokens / (event.seconds - last.seconds)
+        self._last, self._at_s = event, now_s
+
+    def done_tokens(self, now_s: float) -> float:
+        """Return what to show as evaluated."""
+        last = self._last
+        if last is None:
+            return 0.0
+        ahead = min(self.tokens_a_second * (now_s - self._at_s), self._batch_tokens)
+        guessed = min(last.evaluated_tokens + ahead, last.total_tokens - 1)
+        self._shown = max(self._shown, guessed, last.evaluated_tokens)
+        return self._shown
+
+
 class WaitingLine:
     """One line that is redrawn in place and leaves nothing behind. On what is no terminal it does nothing.
 
@@ -28,17 +63,15 @@ class WaitingLine:
         self._since_s = 0.0
         self._running = ""
         self._prefill: PrefillProgressed | None = None
-        self._prefill_at_s = 0.0
-        self._tokens_a_second = 0.0
+        self._estimate = PrefillEstimate()
 
     def prefill(self, event: PrefillProgressed) -> None:
         """A prefill has come so far."""
         now = self._clock()
         if self._prefill is None:
             self._since_s = now - event.seconds
-        if event.evaluated_tokens and event.seconds > 0:
-            self._tokens_a_second = event.evaluated_tokens / event.seconds
-        self._prefill, self._prefill_at_s = event, now
+        self._prefill = event
+        self._estimate.report(event, now_s=now)
         self.tick()
 
     def running(self, name: str) -> None:
@@ -84,13 +117,11 @@ class WaitingLine:
             row.add_row(Text(text, no_wrap=True, overflow="ellipsis"))
             return row
         total = self._prefill.total_tokens
-        # Between two batches the bar goes on at the rate so far, but never ahead of what can be known.
-        guessed = self._prefill.evaluated_tokens + self._tokens_a_second * (now - self._prefill_at_s)
-        done = min(guessed, total)
-        left = f"{(total - done) / self._tokens_a_second:.0f} s left" if self._tokens_a_second else "measuring"
+        done, rate = int(self._estimate.done_tokens(now)), self._estimate.tokens_a_second
+        left = f"{(total - done) / rate:.0f} s left" if rate else "measuring"
         row.add_row(
             Text("reading"),
             ProgressBar(total=max(total, 1), completed=done, width=BAR_CHARACTERS),
-            Text(f"{done:,.0f} of {total:,} tokens · {left}", no_wrap=True, overflow="ellipsis"),
+            Text(f"{done:,} of {total:,} tokens · {left}", no_wrap=True, overflow="ellipsis"),
         )
         return row

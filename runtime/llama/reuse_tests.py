@@ -54,11 +54,14 @@ class _NotTested(Exception):
     """Something that is not the mode's fault kept it from being tested."""
 
 
-def run_mode_tests(engine: LlamaEngine, *, folder: Path) -> tuple[ModeResult, ...]:
+def run_mode_tests(
+    engine: LlamaEngine, *, folder: Path, on_test: Callable[[str], None] | None = None
+) -> tuple[ModeResult, ...]:
     """Test each mode of reuse, in the order of `ReuseModes`, while nobody else uses the engine.
 
     `folder` takes snapshot files for as long as this runs; idle sequences may lose what they hold. A mode that the
-    model's memory does not have is not applicable. Raises UsageError for a window that is too small.
+    model's memory does not have is not applicable. `on_test` is called with a mode before its test. Raises UsageError
+    for a window that is too small.
     """
     if engine.info.n_ctx < LEAST_WINDOW_TOKENS:
         raise UsageError(
@@ -66,7 +69,7 @@ def run_mode_tests(engine: LlamaEngine, *, folder: Path) -> tuple[ModeResult, ..
         )
     rig = _Rig(engine, folder)
     fresh = rig.fresh(rig.given, rig.ends, rig.tested)
-    return tuple(_run(rig, fresh, mode, test) for mode, test in _TESTS.items())
+    return tuple(_run(rig, fresh, mode, test, on_test) for mode, test in _TESTS.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +87,18 @@ class _Reached:
     loss_worse: float | None = None
 
 
-def _run(rig: _Rig, fresh: Foretold, mode: str, test: Callable[[_Rig, Foretold], _Reached]) -> ModeResult:
+def _run(
+    rig: _Rig,
+    fresh: Foretold,
+    mode: str,
+    test: Callable[[_Rig, Foretold], _Reached],
+    on_test: Callable[[str], None] | None,
+) -> ModeResult:
     lacking = _lacking(rig.engine, mode)
     if lacking:
         return ModeResult(mode=mode, outcome=Outcome.NOT_APPLICABLE, reason=lacking)
+    if on_test is not None:
+        on_test(mode)
     try:
         return _judge(mode, test(rig, fresh))
     except _NotTested as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -43,9 +44,9 @@ def cache_command(run, folder):
     return lambda *arguments: run("cache", *arguments, f"--set=cache.folder={folder}")
 
 
-def flip_last_byte(path):
+def flip_byte(path, at):
     data = bytearray(path.read_bytes())
-    data[-1] ^= 1
+    data[at] ^= 1
     path.write_bytes(data)
 
 
@@ -78,6 +79,47 @@ def test_stats_show_each_model_and_what_is_no_snapshot(cache_command, keep, fold
     assert "f16, q8_0" in shown
     assert "300 tokens" in shown
     assert "2023-11-1" in shown
+
+
+def test_stats_and_prune_name_what_they_find_to_be_damaged_and_links(cache_command, keep, tmp_path):
+    bad, linked = keep(300), keep(300, first=1)
+    flip_byte(bad, 20)
+    linked.rename(tmp_path / "away")
+    linked.symlink_to(tmp_path / "away")
+    shown = cache_command("stats").stdout
+    assert f"problem: {bad} is not used, and was set aside: its header is not what was written\n" in shown
+    assert f"problem: {linked} is not used: it is a symbolic link\n" in shown
+    again = cache_command("stats").stdout
+    assert f"set aside earlier, since it was damaged: {bad.with_suffix('.bad')}\n" in again
+    flip_byte(worse := keep(300, first=2), 20)
+    assert f"problem: {worse} is not used, and was set aside: " in cache_command("prune").stdout
+    (link,) = json.loads(cache_command("prune", "--json").stdout)["unusable"]
+    assert link["path"] == str(linked)
+
+
+def test_stats_say_where_the_folder_is_over_its_budget(cache_command, keep):
+    keep(300), keep(300, first=1)
+    over = "2.0 MB of 1.0 MB: over the budget; the next snapshot, or chapbook cache prune, makes it smaller"
+    assert over in cache_command("stats", "--set=cache.disk_mb=1").stdout.splitlines()
+    for within in ("--set=cache.disk_mb=3", "--set=cache.disk=false"):
+        assert "over the budget" not in cache_command("stats", within).stdout
+
+
+@pytest.mark.parametrize("command", ["stats", "verify", "prune"])
+def test_what_cannot_be_a_folder_of_snapshots_is_an_error(run, command, tmp_path):
+    (tmp_path / "file").write_text("")
+    for place, what in (("file", "is no folder"), ("file/below", "cannot be made")):
+        ended = run("cache", command, f"--set=cache.folder={tmp_path / place}")
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert what in ended.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="it needs a file system that takes no new folder")
+def test_a_folder_where_none_can_be_made_is_an_error_unless_the_disk_is_not_used(run):
+    ended = run("cache", "verify", "--set=cache.folder=/proc/x")
+    assert ended.returncode == 2
+    assert "/proc/x is not there and cannot be made" in ended.stderr
+    assert run("cache", "stats", "--set=cache.folder=/proc/x", "--set=cache.disk=false").returncode == 0
 
 
 def test_prune_lets_the_budget_decide_and_says_what_went(cache_command, keep):
@@ -118,7 +160,7 @@ def test_verify_proves_every_byte_and_names_what_is_bad(cache_command, keep):
         0,
         f"2 snapshots, {2 * bad.stat().st_size / MB:.1f} MB: sound to the last byte\n",
     )
-    flip_last_byte(bad)
+    flip_byte(bad, -1)
     ended = cache_command("verify")
     assert ended.returncode == 1
     first, problem = ended.stdout.splitlines()

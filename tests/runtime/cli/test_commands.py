@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -53,6 +54,18 @@ def test_sessions_are_listed_and_what_they_began_with_is_harmless(run, terminal,
     assert session.name in program.shown
     assert "look\\u001b[2J at @README.md" in program.shown
     assert "\x1b" not in program.shown
+
+
+def test_a_session_that_is_held_shows_the_process_in_its_row_and_the_whole_holder_below(run, workspace):
+    engine = ScriptedEngine(["one"], n_ctx=65_536)
+    with Session.open(engine, workspace=workspace) as session:
+        list(session.send("first"))
+        _, row, below = lines_of(run("sessions"))
+        (listed,) = json.loads(run("sessions", "--json").stdout)
+    assert re.search(rf"  locked \(process {os.getpid()}\)  1  ", row)
+    assert below == f"{session.id} is locked: {listed['detail']}"
+    assert listed["detail"].startswith(f"process {os.getpid()} on ")
+    assert listed["holder_pid"] == os.getpid()
 
 
 def test_subagents_stand_below_their_session(run, workspace):
@@ -107,6 +120,11 @@ def test_the_prefix_says_which_tools_are_reserved(run, tiny_llama):
     shown = run("prefix", "--model", tiny_llama).stdout
     assert "6 tools in force: read, search, list, write, edit, bash" in shown
     assert "8 reserved for later, counted and not told to a model yet: artifact, plan_start" in shown
+    total, alone = (
+        int(re.search(pattern, shown)[1].replace(",", ""))
+        for pattern in (r"total with the reserved tools +([\d,]+)", r"without those: its prefix is ([\d,]+) tokens")
+    )
+    assert alone < total
 
 
 # The log
@@ -125,7 +143,7 @@ def test_the_log_is_shown_line_by_line_or_as_it_was_written(run, session):
 def test_verify_says_what_it_proved(run):
     ended = run("log", "verify")
     assert ended.returncode == 0
-    assert "1 requests rebuilt from the text of the log, token for token" in ended.stdout
+    assert "\n1 request rebuilt from the text of the log, token for token" in ended.stdout
 
 
 def test_verify_finds_one_changed_id_outside_of_what_the_model_generated(run, session):
@@ -220,6 +238,7 @@ def test_doctor_tells_what_there_is(run, tiny_llama):
     assert outcomes == dict.fromkeys(outcomes, "passed") | {"partial_snapshot": "not applicable"}
     assert told["self_test"]["identity"]["fingerprint"] == told["model"]["fingerprint"]
     shown = run("doctor", "--model", tiny_llama).stdout
+    assert re.search(r"moved tail +passed: .*, text behind it foretold \d\.\d{3} nats (better|worse)\n", shown)
     for part in ("machine", "llama.cpp", "GPU offload", "ripgrep", "fingerprint", "dialect", "appending"):
         assert part in shown
     assert re.search(r"self-test of \d{4}-\d\d-\d\d \d\d:\d\d\n  rewind +passed: 159 tokens reused", shown)
@@ -230,6 +249,9 @@ def test_doctor_tells_what_there_is(run, tiny_llama):
 def test_doctor_tests_every_mode_of_reuse_and_says_which_a_memory_has_not(run, tiny):
     ended = run("doctor", "--self-test", "--n-ctx=512", "--model", tiny("mamba"))
     assert ended.returncode == 0, ended.stdout
+    assert ended.stderr.splitlines()[-4:] == [
+        f"testing: {mode}" for mode in ("fork", "memory snapshot", "disk snapshot", "partial snapshot")
+    ]
     for line in (
         r"rewind +not applicable: recurrent memory cannot drop a tail",
         r"partial snapshot +passed: 159 tokens reused, the likeliest token the same at 100%, 0\.0000 nats off",

@@ -61,6 +61,26 @@ def test_a_call_is_one_line_with_its_outcome_whatever_its_arguments(shown):
     assert failed.endswith(", error: no such\\u009b file\n")
 
 
+@pytest.mark.parametrize(
+    ("footer", "told"),
+    [
+        ("[lines 1-71 of 125; next: offset=72]", ", lines 1-71 of 125"),
+        ("[lines 1-71 of more than 9000; next: offset=72; CRLF line ends]", ", lines 1-71 of more than 9000"),
+        ("[lines 1-2 of 9; next: offset=3]\n[contents after line 2]\n7\t# More", ", lines 1-2 of 9"),
+        ("[line 1, bytes 1-50 of 900; 3 lines in all; next: offset=1, column=51]", ", line 1, bytes 1-50 of 900"),
+        ("[lines 1-1 of 1]", ""),
+        ("[lines 1-1 of 1; no newline at the end]", ""),
+    ],
+)
+def test_a_page_of_a_file_with_more_behind_it_says_which_part_it_is(shown, footer, told):
+    content = f"1\t[lines 3-4 of 5; next: offset=6]\n{footer}"
+    (line,) = shown(ToolStarted(call=CALL, by_runtime=True), result(content=content)).err.splitlines()
+    assert line.endswith(f"→ 300 tokens, {len(content)} B{told}, 0.2 s")
+    other = shown(result(content=content, name="bash")).err
+    assert "lines" not in other, "what another tool writes is not read's footer"
+    assert "lines" not in shown(result(content=content, artifact="0123456789abcdef")).err
+
+
 def test_an_undeclared_break_is_loud(shown):
     broken = StepUsage(
         window=20, cached=4, evaluated=16, generated=5, bound=8, undeclared_break=BreakReport(section="user", token=4)
