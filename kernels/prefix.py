@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,11 @@ _SIDE_BY_SIDE_CHUNK_TOKENS = 512
 _SIDE_BY_SIDE_TOKENS = 2_048
 
 
-def common_prefix_length(a: TokenIds, b: TokenIds) -> int:
+Numbers: TypeAlias = "NDArray[np.signedinteger[Any]]"
+"""Token ids, or the numbers of the cells that hold them."""
+
+
+def common_prefix_length(a: Numbers, b: Numbers) -> int:
     """Return how many tokens `a` and `b` share from their start. Shapes: (n,), (m,).
 
     Compared in chunks that grow, so that an early difference does not scan the rest, and a long prefix costs few calls.
@@ -63,7 +68,7 @@ def _chunks(runs: Sequence[TokenIds], chosen: NDArray[np.intp], *, start: int, f
     return np.concatenate(pieces).reshape(len(chosen), len(filler))
 
 
-def _shared_beyond(a: TokenIds, b: TokenIds, *, start: int) -> int:
+def _shared_beyond(a: Numbers, b: Numbers, *, start: int) -> int:
     """Return how many tokens `a` and `b` share where they are known to share `start`."""
     length = min(len(a), len(b))
     chunk = max(start, _FIRST_CHUNK_TOKENS)

@@ -10,6 +10,8 @@ import numpy as np
 from .memory import ContextMemory
 from .sequence import SequenceState
 
+INTERRUPTED = "an interrupt during a decode left it uncertain what is resident"
+
 
 class Cells:
     """The account of slots and cells. `n_cells` None: a memory without cells for each token (recurrent)."""
@@ -75,8 +77,11 @@ class Cells:
         """Count anew, where an interrupt may have struck between a cell and its account."""
         self.used = self._different()
 
-    def repair(self, states: Collection[SequenceState], memory: ContextMemory) -> None:
-        """Make the account true after an interrupt within a change of it. What is in doubt is forgotten."""
+    def repair(self, states: Collection[SequenceState], memory: ContextMemory, *, rewinds: bool) -> None:
+        """Make the account true after an interrupt within a change of it. What is in doubt is forgotten.
+
+        On memory that `rewinds` that is what was evaluated and not accounted for; elsewhere all of a sequence.
+        """
         claims = Counter(state.slot for state in states if state.slot is not None)
         self._holders = {state.slot: state for state in states if state.slot is not None and claims[state.slot] == 1}
         self._free_slots = [slot for slot in range(self.n_slots) if slot not in self._holders]
@@ -85,9 +90,13 @@ class Cells:
         for state in states:
             if state.slot not in self._holders:
                 state.start_over()
-            elif memory.held_tokens(state.slot) != len(state.run):
-                memory.clear(state.slot)
-                state.cut(0)
+                continue
+            held, accounted = memory.held_tokens(state.slot), len(state.run)
+            if held == accounted or (rewinds and held > accounted and memory.drop_tail(state.slot, accounted)):
+                continue
+            memory.clear(state.slot)
+            state.cut(0)
+            state.lost = INTERRUPTED
         self.recount()
 
     def check_integrity(self) -> None:

@@ -43,6 +43,7 @@ class LlamaContext:
         self,
         pointer: Any,
         *,
+        owner: object,
         cells: Cells,
         vocab_size: int,
         kind: MemoryKind,
@@ -50,7 +51,8 @@ class LlamaContext:
         n_batch: int,
         on_decode: OnDecode | None,
     ) -> None:
-        self.pointer = pointer
+        """`owner` frees the pointer when the last reference to it goes: whoever works on the context keeps it."""
+        self.pointer, self._owner = pointer, owner
         self.cells = cells
         self.memory = ContextMemory(pointer)
         self._api = library().api
@@ -156,6 +158,7 @@ class LlamaContext:
         """Let `target`, which has a slot and an empty run, hold the first `length` tokens of `source` too."""
         assert source.slot is not None
         assert target.slot is not None
+        assert length <= len(source.run)
         self.memory.share(source.slot, target.slot, length)
         target.run.share(source.run, length)
         target.changes += 1
@@ -219,7 +222,7 @@ class LlamaContext:
 
     def repair(self, sequences: Collection[SequenceState]) -> None:
         """Make all accounts true after an interrupt within a change of them."""
-        self.cells.repair(sequences, self.memory)
+        self.cells.repair(sequences, self.memory, rewinds=self.kind.rewinds)
         for sequence in sequences:
             if sequence.logits_at_hand and self._live is not sequence and sequence.saved_logits is None:
                 sequence.forget_logits()
@@ -254,8 +257,10 @@ class LlamaContext:
             self._back_to_last_good(sequence)
         else:
             assert sequence.slot is not None
+            held = self.memory.held_tokens(sequence.slot)
+            assert position <= held <= position + len(tokens)
             sequence.run.extend(tokens, self.cells.fill(len(tokens)))
-            self._cut(sequence, self.memory.held_tokens(sequence.slot))
+            self._cut(sequence, held)
         if code == _ABORTED:
             return Decoded.CANCELLED
         raise DecodeFailed(

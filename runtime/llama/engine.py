@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import threading
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -49,10 +53,12 @@ from .loading import OUTPUTS_MOST, ContextOptions, LoadedModel, load_model, memo
 from .placement import KV_ELEMENT_BYTES, Placement, physical_cores, place
 from .residency import check_ids, check_run, end_generation
 from .sampler import Sampler
+from .sequence import SequenceState
 from .tokenizer import LlamaTokenizer
 from .turns import Turns
 
 DEFAULT_BATCH_TOKENS = 512
+EXIT_PATIENCE_S = 1.0
 DEFAULT_SEQUENCES = 8
 """Of full attention, where a slot costs nothing: sessions, and what was parked of them."""
 DEFAULT_STATES = 2
@@ -102,6 +108,7 @@ class LlamaEngine:
         self.identity = _identity(self._info, model, options)
         self.context = LlamaContext(
             model.context,
+            owner=model,
             cells=Cells(n_slots=options.n_sequences, n_cells=None if self._kind is MemoryKind.RECURRENT else n_cells),
             vocab_size=self.tokenizer.size,
             kind=self._kind,
@@ -112,6 +119,8 @@ class LlamaEngine:
         parts = self._open_cache(cache)
         self.pool, self.keeper, self.residency = parts.pool, parts.keeper, parts.residency
         self._grammars = GrammarShelf(self.tokenizer, model.vocab)
+        self._at_exit = partial(_free_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
 
     def _open_cache(self, cache: CacheOptions) -> CacheParts:
         """Put the parts of the prefix cache together, with budgets from what is free now that the model is loaded."""
@@ -286,12 +295,7 @@ class LlamaEngine:
         """See `engine.Engine.generate`. Raises GrammarError, and EngineError where the sequence was not synced."""
         so_far = NO_TOKENS if so_far is None else so_far
         check_ids(so_far if forced is None else forced, vocab_size=self.tokenizer.size)
-        with self.turns:
-            state = self.residency.state(sequence)
-            end_generation(state)
-            if not self.residency.ready(state):
-                raise EngineError(f"sequence {sequence} has no logits to go on from: sync it first")
-            state.awaits_reply, state.user = False, threading.current_thread()
+        with self._synced(sequence) as state:
             constraint = self._constraint(grammar, so_far) if grammar is not None and forced is None else None
             queued = constraint.forced_start(so_far) if constraint is not None else NO_TOKENS
             generation = LlamaGeneration(
@@ -312,13 +316,32 @@ class LlamaEngine:
             state.generation = weakref.ref(generation)
             return generation
 
+    @contextmanager
+    def _synced(self, sequence: SequenceId) -> Iterator[SequenceState]:
+        """Hold the engine's turn, with the logits of a synced sequence at hand.
+
+        One that gave way to others since is brought back, or evaluated again. Raises EngineError for one that was not
+        synced.
+        """
+        while True:
+            with self.turns:
+                state = self.residency.state(sequence)
+                end_generation(state)
+                if self.residency.ready(state):
+                    state.awaits_reply, state.unanswered, state.user = False, None, threading.current_thread()
+                    yield state
+                    return
+                run = state.unanswered
+            if run is None:
+                raise EngineError(f"sequence {sequence} has no logits to go on from: sync it first")
+            self.sync(sequence, run)
+
     def score(self, sequence: SequenceId, tokens: TokenIds, *, given: TokenIds) -> list[float]:
         """See `engine.Engine.score`. `given` is not empty."""
         check_run(concat_tokens([given, tokens]), n_ctx=self._n_ctx, vocab_size=self.tokenizer.size)
         self.sync(sequence, given)
         scores: list[float] = []
-        with self.turns:
-            state = self.residency.state(sequence)
+        with self._synced(sequence) as state:
             self.context.arm(None)
             before = self.context.logits(state).copy()
             for start in range(0, len(tokens), OUTPUTS_MOST):
@@ -342,10 +365,22 @@ class LlamaEngine:
         if not self.residency.is_closed:
             self.keeper.close()
         with self.turns:
-            if not self.residency.is_closed:
-                self.residency.close()
-                self.tokenizer.close()
-                self._model.close()
+            self._free()
+
+    def free_if_idle(self) -> bool:
+        """Free the model, unless another thread is in it; say whether it is free. Nothing is written any more."""
+        if not self.turns.try_enter():
+            return False
+        with self.turns:
+            self._free()
+        return True
+
+    def _free(self) -> None:
+        if not self.residency.is_closed:
+            self.residency.close()
+            self.tokenizer.close()
+            self._model.close()
+            atexit.unregister(self._at_exit)
 
     def __enter__(self) -> Self:
         return self
@@ -382,6 +417,16 @@ class LlamaEngine:
             eos_text=tokenizer.text(tokenizer.eos_id),
             control_texts=tokenizer.control_texts,
         )
+
+
+def _free_at_exit(engine: weakref.ref[LlamaEngine]) -> None:
+    """Free what was not closed as the process ends. A daemon thread that does not leave llama.cpp is left in it."""
+    opened = engine()
+    if opened is None:
+        return
+    until_s = time.monotonic() + EXIT_PATIENCE_S
+    while not opened.free_if_idle() and time.monotonic() < until_s:
+        time.sleep(0.01)
 
 
 def _check_options(

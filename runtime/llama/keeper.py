@@ -29,6 +29,9 @@ from .turns import Turns
 LEAST_SAVED_TOKENS = 64
 """What is written to disk is at least this much longer than what is there: less is evaluated again."""
 
+LOOK_AGAIN_S = 1.0
+"""How often `settle` looks whether the thread it waits for still lives."""
+
 LEAST_SPILLED_TOKENS = 512
 """A memory snapshot that has to go is written, while a request waits, if it saves so many."""
 
@@ -105,11 +108,15 @@ class Keeper:
 
     def settle(self) -> None:
         """Return once all that is at rest is written. The caller does not hold the engine's turn."""
+        # A turn that an interrupt left with this thread is handed on.
+        with self._turns:
+            pass
         with self._changed:
             self._hurried += 1
             self._changed.notify_all()
             try:
-                self._changed.wait_for(lambda: self._thread is None)
+                while self._is_at_work():
+                    self._changed.wait(LOOK_AGAIN_S)
             finally:
                 self._hurried -= 1
 
@@ -140,10 +147,15 @@ class Keeper:
         It is no daemon: a process that ends without closing its engine waits until what is at rest is written, and
         the thread is never in a context that is being freed.
         """
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="chapbook-keeper")
-            self._thread.start()
+        if not self._is_at_work():
+            thread = threading.Thread(target=self._work, name="chapbook-keeper")
+            thread.start()
+            # It needs the condition, which the caller holds, to do anything.
+            self._thread = thread
         self._changed.notify_all()
+
+    def _is_at_work(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     def _work(self) -> None:
         while True:
@@ -184,7 +196,8 @@ class Keeper:
             snapshot = self._places.swapped(state)
             pinned_tokens = state.pinned_tokens
         if draft is not None:
-            if pinned_tokens >= LEAST_SAVED_TOKENS:
+            # A prefill that was cancelled may not have come to the end of the prefix.
+            if LEAST_SAVED_TOKENS <= pinned_tokens <= len(draft.tokens):
                 self._save_prefix(state, draft, pinned_tokens)
             self._write(state, draft, pinned=False)
         elif snapshot is not None:
@@ -223,6 +236,9 @@ class Keeper:
         """Write what a sequence held when it was drafted, if it still does."""
         assert self._files is not None
         if self._files.holds(draft.tokens):
+            with self._turns:
+                if self._is_still(state, draft):
+                    state.saved_tokens = len(draft.tokens)
             return
         rungs = self._rungs_to_write(draft.tokens, draft.rungs, whole_bytes=draft.whole_bytes)
         pending = self._begin(draft.tokens, whole_bytes=draft.whole_bytes, rungs=rungs, pinned=pinned)
@@ -253,6 +269,9 @@ class Keeper:
     def _draft(self, state: SequenceState) -> _Draft | None:
         """Return what is to be written of a sequence; None where it is in use, or has gone from its cells."""
         if state.slot is None or not state.is_idle or self._stopped:
+            return None
+        if self._context.memory.held_tokens(state.slot) != len(state.run):
+            # An interrupt struck; the next change of the accounts repairs them.
             return None
         tokens = state.run.copy()
         return _Draft(

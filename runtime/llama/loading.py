@@ -44,6 +44,8 @@ class LoadedModel:
         self.context: Any = None
         self._owned = [(api.llama_model_free, pointer)]
         self._finalizer = weakref.finalize(self, _free, self._owned)
+        # At the end of the process another thread may still be in llama.cpp: the engine sees to that.
+        self._finalizer.atexit = False
         self.vocab = api.llama_model_get_vocab(pointer)
         if not self.vocab or not api.llama_vocab_type(self.vocab) or api.llama_vocab_n_tokens(self.vocab) <= 0:
             raise ModelLoadError(f"{path} holds no vocabulary, so that no text can be given to it", path=path)

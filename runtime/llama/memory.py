@@ -73,7 +73,10 @@ class ContextMemory:
     def copy_state(self, slot: int, *, partial: bool, into: StateBytes | None = None) -> StateBytes | None:
         """Return a copy of a slot's state, in `into` if given, which has its size. None where llama.cpp gives none."""
         size = self.state_bytes(slot, partial=partial)
-        copy = new_buffer(size) if into is None and size else into
+        try:
+            copy = new_buffer(size) if into is None and size else into
+        except (OSError, MemoryError):
+            return None
         if copy is None or copy.size != size:
             return None
         flags = self._flags(partial=partial)

@@ -103,6 +103,9 @@ class Places:
     def evict(self, state: SequenceState) -> None:
         """Take slot and cells of a sequence; a memory snapshot keeps what it held, where it can."""
         if len(state.run):
+            state.lost = EVICTED
+            if state.awaits_reply:
+                state.unanswered = state.run.copy()
             self._keep_copy(state)
         self.vacate(state)
 
@@ -158,7 +161,7 @@ class Places:
         if snapshot is not None and snapshot.awaits_reply:
             # Nobody will ask for the reply any more: it may go like any other.
             self._pool.put(replace(snapshot, pinned=False, awaits_reply=False, logits=None))
-        state.id, state.generation, state.awaits_reply = PARKED, None, False
+        state.id, state.generation, state.awaits_reply, state.unanswered = PARKED, None, False, None
         state.forget_logits()
         self._context.forget(state)
         if state.slot is not None and not len(state.run):
@@ -172,8 +175,8 @@ class Places:
         return fits
 
     def _keep_copy(self, state: SequenceState, *, cost_tokens: int | None = None) -> None:
-        """Copy a sequence's whole state into the pool. What cannot be kept is noted as lost."""
-        state.lost = EVICTED
+        """Copy a sequence's whole state into the pool, where that is worth it and there is room."""
+        state.swapped = None
         if not self._can_keep(state):
             return
         tokens = state.run.copy()

@@ -96,8 +96,12 @@ class Residency:
         # What is wanted later is longer, so that all `at` tokens may be kept.
         wanted = concat_tokens([parent[:at], token_ids([0])])
         self._places.touch(child)
-        with self._change():
-            self._reuse.start(child, wanted)
+        try:
+            with self._change():
+                self._reuse.start(child, wanted)
+        except BaseException:
+            self.drop(child.id)
+            raise
         return child
 
     def held(self, state: SequenceState) -> TokenIds:
@@ -126,18 +130,20 @@ class Residency:
 
     def decode_one(self, state: SequenceState, token: int) -> Decoded:
         """Evaluate one token of a reply, evicting idle sequences where that makes the room."""
-        self._make_room(state, 1)
-        while (outcome := self._context.decode_one(state, token)) is Decoded.NO_ROOM:
-            self._places.evict_one(state)
+        with self._change():
+            self._places.make_room(state, 1)
+            while (outcome := self._context.decode_one(state, token)) is Decoded.NO_ROOM:
+                self._places.evict_one(state)
         return outcome
 
     def decode(self, state: SequenceState, tokens: TokenIds, *, last_logits: bool, all_logits: bool = False) -> Decoded:
         """Evaluate at most `n_batch` tokens, evicting idle sequences where that makes the room."""
-        self._make_room(state, len(tokens))
-        while (
-            outcome := self._context.decode(state, tokens, last_logits=last_logits, all_logits=all_logits)
-        ) is Decoded.NO_ROOM:
-            self._places.evict_one(state)
+        with self._change():
+            self._places.make_room(state, len(tokens))
+            while (
+                outcome := self._context.decode(state, tokens, last_logits=last_logits, all_logits=all_logits)
+            ) is Decoded.NO_ROOM:
+                self._places.evict_one(state)
         return outcome
 
     def sync(
@@ -164,11 +170,14 @@ class Residency:
             state = self.state(sequence)
         try:
             with self._turns:
+                # It may have been dropped since the line above.
+                self.state(sequence)
                 end_generation(state)
                 # One of this thread's own is what an interrupt has left of it.
                 if state.busy is not None and state.busy.thread is not call.thread:
                     raise EngineError(f"sequence {sequence} is being synced by another thread: a session has one")
-                state.busy, state.user, state.awaits_reply = call, call.thread, False
+                state.busy, state.user = call, call.thread
+                state.awaits_reply, state.unanswered = False, None
             with (cancel or Cancel()).listening(call.flag.set):
                 plan, done = self._carry_through(call, state, reuse=reuse)
             with self._turns:
@@ -193,6 +202,7 @@ class Residency:
             plan = SyncPlan(source=SyncSource.NOTHING, keep=0, reason="cancelled while it waited for room")
             try:
                 with self._turns, self._change(), self._waiting_for_others(state):
+                    self.check_open()
                     call.waits = False
                     plan = self._prepare(state, call, reuse=reuse)
                 return plan, self._prefill(call, state)
@@ -261,40 +271,22 @@ class Residency:
                 state.id = PARKED
         self._reuse.repair(list(states))
 
-    def _make_room(self, state: SequenceState, tokens: int) -> None:
-        if self._context.cells.free < tokens:
-            with self._change():
-                self._places.make_room(state, tokens)
-
     def _prepare(self, state: SequenceState, call: SyncCall, *, reuse: bool) -> SyncPlan:
         """Bring what is resident to a prefix of what is wanted, and say what that took."""
         wanted, points = call.wanted, call.points
         self._places.touch(state)
-        self._settle_interrupted(state)
         state.pinned_tokens = max((length for length in points.pinned if length <= len(wanted)), default=0)
         if reuse:
             plan = self._reuse.start(state, wanted)
         else:
             self._places.require_slot(state)
             self._context.clear(state)
+            state.swapped = None
             plan = SyncPlan(source=SyncSource.NOTHING, keep=0, reason="reuse is switched off")
         self._reuse.take_rung(state, pinned=len(state.run) in points.pinned, cost_tokens=LEAST_RING_TOKENS)
         self._context.keep_last_good(state)
         self._places.relieve(state)
         return plan
-
-    def _settle_interrupted(self, state: SequenceState) -> None:
-        """Bring memory and account together where an interrupt (Ctrl-C) struck between a decode and its account."""
-        if state.slot is None:
-            return
-        held, accounted = self._context.memory.held_tokens(state.slot), len(state.run)
-        if held == accounted:
-            return
-        self._context.cells.recount()
-        if self._kind is MemoryKind.FULL and held > accounted and self._context.rewind(state, accounted):
-            return
-        self._context.clear(state)
-        state.lost = "an interrupt during a decode left it uncertain what is resident"
 
     def _prefill(self, call: SyncCall, state: SequenceState) -> bool:
         """Evaluate what is missing, one chunk in each turn. Say whether it was brought to its end."""

@@ -121,6 +121,7 @@ class Reuse:
             return False
         if parse_run_name(state.swapped) != len(snapshot.tokens):
             return False
+        state.swapped = None
         self._places.require_slot(state)
         if not self._put_whole(state, snapshot.tokens, snapshot.state):
             return False
@@ -185,10 +186,18 @@ class Reuse:
         if not self._places.make_room(state, len(file.tokens)):
             return False
         loaded = self._load(lambda files: files.load_state(file))
-        if loaded is None or not self._put_whole(state, file.tokens, loaded):
+        if loaded is None:
+            return False
+        if not self._put_whole(state, file.tokens, loaded):
+            self._condemn(file)
             return False
         state.saved_tokens = len(file.tokens)
         return True
+
+    def _condemn(self, file: SnapshotFile) -> None:
+        """Set a file aside whose state llama.cpp refuses. It may have been for want of room where others hold some."""
+        if self.files is not None and self.context.cells.used == 0:
+            self._notes.append(self.files.condemn(file, "llama.cpp refuses its state"))
 
     def _from_memory(self, state: SequenceState, snapshot: Snapshot, *, keep: int) -> bool:
         if not self._put_whole(state, snapshot.tokens, snapshot.state):
@@ -236,18 +245,19 @@ class Reuse:
     ) -> bool:
         if rung is not None:
             self.pool.touch(rung)
-            copy: StateBytes | None = rung.state
-        else:
-            assert plan.base is not None
-            file = held.files[plan.base.key]
-            copy = self._load(lambda files: files.load_rung(file, plan.rung))
+            if self.context.restore_partial(state, rung.state, length=plan.rung, tokens=wanted):
+                return True
+            self.pool.drop(rung)
+            return False
+        assert plan.base is not None
+        file = held.files[plan.base.key]
+        copy = self._load(lambda files: files.load_rung(file, plan.rung))
         if copy is None:
             self.context.clear(state)
             return False
         if self.context.restore_partial(state, copy, length=plan.rung, tokens=wanted):
             return True
-        if rung is not None:
-            self.pool.drop(rung)
+        self._condemn(file)
         return False
 
     def _load(self, read: Callable[[SnapshotFiles], StateBytes]) -> StateBytes | None:

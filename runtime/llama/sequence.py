@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 AWAITED_S = 2.0
 """How long a sequence that was synced is kept for its reply against others that want its room."""
 
-CellIds: TypeAlias = "NDArray[np.int32]"
+CellIds: TypeAlias = "NDArray[np.int64]"
 
 
 class ResidentRun:
@@ -36,7 +36,7 @@ class ResidentRun:
 
     def __init__(self) -> None:
         self._tokens = np.empty(1024, dtype=np.int32)
-        self._cells = np.empty(1024, dtype=np.int32)
+        self._cells = np.empty(1024, dtype=np.int64)
         self._length = 0
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class ResidentRun:
         end = self._length + len(tokens)
         self._reserve(end)
         self._tokens[self._length : end] = tokens
-        self._cells[self._length : end] = np.arange(first_cell, first_cell + len(tokens), dtype=np.int32)
+        self._cells[self._length : end] = np.arange(first_cell, first_cell + len(tokens), dtype=np.int64)
         self._length = end
 
     def share(self, other: ResidentRun, length: int) -> None:
@@ -132,13 +132,14 @@ class SequenceState:
     (put aside when another sequence decoded). `lost` says why tokens that were resident are not any more.
     `swapped` names the run that went into a memory snapshot to make room. `saved_tokens` of its run are on the disk,
     `pinned_tokens` is the length of its session prefix. `changes` counts what was done to its run. `awaits_reply`: it
-    was synced, at `synced_s`, and the reply has not begun. `user` is the thread that last synced or asked for a reply.
+    was synced, at `synced_s`, and the reply has not begun; `unanswered` is
+    its run where it had to give way before. `user` is the thread that last synced or asked for a reply.
     """
 
     __slots__ = (
         "__weakref__", "awaits_reply", "busy", "changes", "generation", "id", "last_good", "last_used",
         "logits_at_hand", "lost", "pinned_tokens", "run", "saved_logits", "saved_tokens", "slot", "swapped",
-        "synced_s", "user",
+        "synced_s", "unanswered", "user",
     )  # fmt: skip
 
     def __init__(self, sequence: SequenceId) -> None:
@@ -155,6 +156,7 @@ class SequenceState:
         self.pinned_tokens = 0
         self.changes = 0
         self.awaits_reply = False
+        self.unanswered: TokenIds | None = None
         self.synced_s = 0.0
         self.user: threading.Thread | None = None
         self.busy: SyncCall | None = None

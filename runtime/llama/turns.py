@@ -42,6 +42,14 @@ class Turns:
             self._give_up(me, gate)
             raise
 
+    def try_enter(self) -> bool:
+        """Take the turn if nobody has it; `with` then goes on with it. Say whether it is this thread's."""
+        me = threading.current_thread()
+        with self._guard:
+            if self._owner is None:
+                self._owner = me
+            return self._owner is me
+
     def __exit__(self, *_: object) -> None:
         with self._guard:
             self._hand_on()

@@ -103,6 +103,15 @@ class SnapshotFiles:
         """Return the rung at `tokens`, one of `file.rungs`, as `load` does."""
         return self._read(file, [file.section_at(tokens)])[0]
 
+    def condemn(self, file: SnapshotFile, reason: str) -> str:
+        """Set a file aside that is whole, but turned out to be of no use. Return what there is to say of it."""
+        try:
+            with opened(file.path):
+                raise SnapshotUnusable(reason, path=file.path, damaged=True)
+        except SnapshotUnusable as error:
+            self._index.refuse(file)
+            return str(error)
+
     def begin(self, tokens: TokenIds, sections: Sequence[SectionPlan], *, pinned: bool) -> PendingSnapshot:
         """Make room for a snapshot and return its file, to be filled. `sections`: the state, then rungs, ascending.
 

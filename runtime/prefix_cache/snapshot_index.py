@@ -199,7 +199,10 @@ def _after_look(entry: OtherFile) -> OtherFile:
 
 
 def _is_seed_folder(path: Path) -> bool:
-    return _SEED_FOLDER.fullmatch(path.name) is not None and path.is_dir() and not path.is_symlink()
+    try:
+        return _SEED_FOLDER.fullmatch(path.name) is not None and path.is_dir() and not path.is_symlink()
+    except OSError:  # its own folder may not be searched, or the device fails
+        return False
 
 
 def _kind_of(entry: OtherFile) -> str:

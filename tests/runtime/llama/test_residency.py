@@ -247,6 +247,7 @@ def test_an_account_that_an_interrupt_left_wrong_is_noticed(open_engine, random_
     engine.sync(sequence, run[:50])
     # What an interrupt does right after llama_decode: evaluated, and not accounted for.
     engine.residency.state(sequence).run.truncate(49)
+    engine.residency._unsettled = True
     report = engine.sync(sequence, run)
     # Full attention drops the token in doubt; on recurrent memory the copy at the end of the last sync is whole.
     assert (report.cached, report.evaluated) == {"llama": (49, 11), "mamba": (50, 10)}.get(kind, (0, 60))
