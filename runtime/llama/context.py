@@ -258,9 +258,12 @@ class LlamaContext:
         else:
             assert sequence.slot is not None
             held = self.memory.held_tokens(sequence.slot)
-            assert position <= held <= position + len(tokens)
-            sequence.run.extend(tokens, self.cells.fill(len(tokens)))
-            self._cut(sequence, held)
+            if position <= held <= position + len(tokens):
+                sequence.run.extend(tokens, self.cells.fill(len(tokens)))
+                self._cut(sequence, held)
+            else:
+                # It held something else than was accounted for, which is what the decode failed of.
+                self.clear(sequence)
         if code == _ABORTED:
             return Decoded.CANCELLED
         raise DecodeFailed(

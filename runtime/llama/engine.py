@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...kernels.errors import EngineError, UsageError
+from ...kernels.errors import EngineError
 from ...kernels.tokens import NO_TOKENS, TokenIds, concat_tokens
 from ..cancel import Cancel
 from ..engine import (
@@ -33,7 +33,6 @@ from ..engine import (
     SyncReport,
 )
 from ..gguf import fingerprint
-from ..prefix_cache.identity import CacheIdentity
 from ..prefix_cache.machine import budgets_of_this_machine, free_memory_bytes
 from ..prefix_cache.mode_results import load_results
 from ..prefix_cache.options import CacheOptions
@@ -41,7 +40,6 @@ from ..prefix_cache.pool import SnapshotPool
 from ..prefix_cache.snapshot_files import SnapshotFiles
 from ..prefix_cache.snapshot_index import SnapshotIndex
 from ..text_watch import TextWatch
-from .build_info import build_info
 from .cache_parts import CacheParts, put_together
 from .cells import Cells
 from .constraint import ReplyConstraint
@@ -50,19 +48,15 @@ from .generation import LlamaGeneration
 from .grammar import GrammarShelf
 from .library import library
 from .loading import OUTPUTS_MOST, ContextOptions, LoadedModel, load_model, memory_kind
-from .placement import KV_ELEMENT_BYTES, Placement, physical_cores, place
+from .options import DEFAULT_BATCH_TOKENS, check_cache_options, check_options, default_sequences, identity_of
+from .placement import Placement, physical_cores, place
 from .residency import check_ids, check_run, end_generation
 from .sampler import Sampler
 from .sequence import SequenceState
 from .tokenizer import LlamaTokenizer
 from .turns import Turns
 
-DEFAULT_BATCH_TOKENS = 512
 EXIT_PATIENCE_S = 1.0
-DEFAULT_SEQUENCES = 8
-"""Of full attention, where a slot costs nothing: sessions, and what was parked of them."""
-DEFAULT_STATES = 2
-"""Of any other memory, where every slot has a window or a state of its own, and idle ones move to snapshots."""
 _SAMPLING_KEYS = {
     "temperature": "temp",
     "top_k": "top_k",
@@ -72,8 +66,6 @@ _SAMPLING_KEYS = {
     "repeat_last_n": "penalty_last_n",
 }
 _WHOLE = frozenset({"top_k", "repeat_last_n"})
-MOST_SEQUENCES = 256
-"""llama.cpp's LLAMA_MAX_SEQ."""
 
 
 class LlamaEngine:
@@ -105,7 +97,7 @@ class LlamaEngine:
         self._kind = memory_kind(model)
         self._window_tokens = int(api.llama_model_n_swa(model.pointer))
         self._info = self._describe()
-        self.identity = _identity(self._info, model, options)
+        self.identity = identity_of(self._info, model, options)
         self.context = LlamaContext(
             model.context,
             owner=model,
@@ -180,8 +172,8 @@ class LlamaEngine:
         cache_types = type_k or "f16", type_v or "f16"
         batch, ubatch = n_batch or DEFAULT_BATCH_TOKENS, n_ubatch or min(n_batch or DEFAULT_BATCH_TOKENS, 512)
         cache = cache or CacheOptions()
-        _check_cache_options(cache)
-        _check_options(n_ctx=n_ctx, n_batch=batch, n_ubatch=ubatch, n_sequences=n_sequences, cache_types=cache_types)
+        check_cache_options(cache)
+        check_options(n_ctx=n_ctx, n_batch=batch, n_ubatch=ubatch, n_sequences=n_sequences, cache_types=cache_types)
         model = load_model(path, n_gpu_layers=n_gpu_layers)
         try:
             placement = place(
@@ -427,48 +419,6 @@ def _free_at_exit(engine: weakref.ref[LlamaEngine]) -> None:
     until_s = time.monotonic() + EXIT_PATIENCE_S
     while not opened.free_if_idle() and time.monotonic() < until_s:
         time.sleep(0.01)
-
-
-def _check_options(
-    *, n_ctx: int | None, n_batch: int, n_ubatch: int, n_sequences: int | None, cache_types: tuple[str, str]
-) -> None:
-    if n_sequences is not None and not 1 <= n_sequences <= MOST_SEQUENCES:
-        raise UsageError(f"n_sequences is {n_sequences}: it is 1 to {MOST_SEQUENCES}")
-    if min(n_batch, n_ubatch) < 1 or (n_ctx is not None and n_ctx < 1):
-        raise UsageError(f"n_ctx, n_batch and n_ubatch are 1 or more, not {n_ctx}, {n_batch}, {n_ubatch}")
-    for name in cache_types:
-        if name not in KV_ELEMENT_BYTES:
-            raise UsageError(f"{name!r} is no type of KV cache: it is one of {', '.join(KV_ELEMENT_BYTES)}")
-
-
-def _check_cache_options(cache: CacheOptions) -> None:
-    if min(cache.memory_mb or 0, cache.disk_mb or 0) < 0:
-        raise UsageError(f"memory_mb and disk_mb are 0 or more, not {cache.memory_mb}, {cache.disk_mb}")
-    if not 0 <= cache.rest_s < math.inf:
-        raise UsageError(f"rest_s is a number of seconds, 0 or more, not {cache.rest_s}")
-
-
-def default_sequences(kind: MemoryKind) -> int:
-    """Return how many sequences hold memory at once where nothing is said."""
-    return DEFAULT_SEQUENCES if kind.rewinds else DEFAULT_STATES
-
-
-def _identity(info: EngineInfo, model: LoadedModel, options: ContextOptions) -> CacheIdentity:
-    flash = {None: "auto", True: "on", False: "off"}[options.flash_attn]
-    # Models with two sets of RoPE factors take the long ones where the context is larger than the original one.
-    original = model.metadata.number(f"{model.metadata.architecture}.rope.scaling.original_context_length")
-    long_factors = original is not None and options.n_cells > original
-    return CacheIdentity(
-        fingerprint=info.fingerprint,
-        model_name=info.model_name,
-        memory=f"{info.memory}, every cell kept" if options.swa_full else str(info.memory),
-        type_k=options.type_k,
-        type_v=options.type_v,
-        flash_attn=flash,
-        rope="long factors" if long_factors else "",
-        lora="",
-        build=build_info().identity,
-    )
 
 
 def _log_probability(logits: NDArray[np.float32], token: int) -> float:

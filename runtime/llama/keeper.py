@@ -149,7 +149,11 @@ class Keeper:
         """
         if not self._is_at_work():
             thread = threading.Thread(target=self._work, name="chapbook-keeper")
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:  # the system gives no more threads: `close` writes what is left
+                self._tell(error)
+                return
             # It needs the condition, which the caller holds, to do anything.
             self._thread = thread
         self._changed.notify_all()

@@ -121,8 +121,9 @@ class Reuse:
             return False
         if parse_run_name(state.swapped) != len(snapshot.tokens):
             return False
+        if not self._places.settle(state):
+            return False
         state.swapped = None
-        self._places.require_slot(state)
         if not self._put_whole(state, snapshot.tokens, snapshot.state):
             return False
         state.logits_at_hand, state.saved_logits, state.lost = True, snapshot.logits, ""
