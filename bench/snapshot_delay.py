@@ -1,8 +1,9 @@
 """What snapshots on disk cost the turns beside which they are written.
 
 Two engines in one process play the same session, one with a folder for snapshots, one that keeps nothing. They take
-turns in blocks: within a block a turn follows the last one at once, as that of a host which never pauses, so that the
-copy and the writing after one turn fall into the next. Between the blocks all is written, which counts for neither.
+turns in blocks. Within a block a message comes a little later than the time after which a turn is written, as it may of
+a person: what is still being copied, hashed and flushed then falls into its turn. The first turn of a block has nothing
+before it and is left out. Between the blocks all is written.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..runtime.engine import Engine
 from ..runtime.prefix_cache.options import CacheOptions
 from ..runtime.prefix_cache.snapshot_format import SUFFIX
 from ..runtime.session import Session
@@ -36,9 +38,11 @@ SPEED_TARGET = Target(">=", 1 / 1.05)
 WRITTEN_TARGET = Target(">=", 0.9)
 
 TURNS_A_BLOCK = 4
-MESSAGE_DIVISOR = 12
-"""A message is a twelfth of the window, so that more than an eighth comes to it within two turns: a snapshot is
-written in the middle of every block."""
+MESSAGE_DIVISOR = 16
+"""A message is a sixteenth of the window, so that a turn is as long as in a session that has gone on for a while."""
+
+PAUSE_S = CacheOptions().rest_s + 0.1
+"""Between two turns; it counts for neither side."""
 
 REPLY = "I have read it, line by line, and can say what it does when you ask me; go on with the next part. "
 
@@ -63,10 +67,15 @@ class _Side:
     def turn(self, tokens: int) -> None:
         play_turn(self.session, self.text.message(tokens), choice=NO_CALLS)
 
-    def block(self) -> None:
-        """Play turns one after another."""
+    def block(self) -> list[float]:
+        """Play turns one after another, and return the seconds of each."""
+        seconds: list[float] = []
         for _ in range(TURNS_A_BLOCK):
+            started_s = time.perf_counter()
             self.turn(self.message_tokens)
+            seconds.append(time.perf_counter() - started_s)
+            time.sleep(PAUSE_S)
+        return seconds
 
     @property
     def held_tokens(self) -> int:
@@ -79,36 +88,40 @@ class _Side:
 
 @dataclass(slots=True)
 class DelayRace:
-    """The two engines, side by side. After `run`, `figures` say what the snapshots cost."""
+    """The two engines, side by side. After `run`, `figures` say what the snapshots cost.
+
+    `around` wraps the engine that writes snapshots.
+    """
 
     model: Path
     folder: Path
     n_ctx: int
     n_threads: int | None
     plan: DelayPlan
-    timer: Callable[[], float] = time.perf_counter
-    _blocks: PairedTimes = field(default_factory=PairedTimes)
+    around: Callable[[Engine], Engine] = lambda engine: engine
+    _turns: PairedTimes = field(default_factory=PairedTimes)
+    _blocks: int = 0
     _wrote: int = 0
 
     def run(self) -> None:
-        """Measure. In each round the engines are opened anew and both sessions begin."""
+        """Measure. In each round the engines are opened anew, and both sessions begin with nothing kept."""
         for number in range(self.plan.rounds):
+            cache = CacheOptions(folder=str(self.snapshots / f"round{number}"))
             with (
-                self._side(f"with{number}", CacheOptions(folder=str(self.snapshots))) as ours,
-                self._side(f"without{number}", CacheOptions(memory_mb=0)) as baseline,
+                self._side(f"with{number}", cache, self.around) as ours,
+                self._side(f"without{number}", CacheOptions(memory_mb=0), lambda engine: engine) as baseline,
             ):
                 self._round(ours, baseline, ours_first=number % 2 == 0)
 
     def figures(self) -> tuple[Figure, ...]:
         """Return the speed with snapshots as a share of that without, and in how many blocks one was written."""
-        blocks = len(self._blocks)
         return (
-            judged(self._blocks.figure("turns, snapshots written"), SPEED_TARGET),
+            judged(self._turns.figure("turns, snapshots written"), SPEED_TARGET),
             judged(
                 Figure(
                     name="blocks in which one was written",
-                    value=self._wrote / blocks if blocks else 0.0,
-                    note=f"{self._wrote} of {blocks} blocks of {TURNS_A_BLOCK} turns",
+                    value=self._wrote / self._blocks if self._blocks else 0.0,
+                    note=f"{self._wrote} of {self._blocks} blocks of {TURNS_A_BLOCK} turns",
                 ),
                 WRITTEN_TARGET,
             ),
@@ -119,13 +132,13 @@ class DelayRace:
         return self.folder / "snapshots"
 
     @contextlib.contextmanager
-    def _side(self, name: str, cache: CacheOptions) -> Iterator[_Side]:
+    def _side(self, name: str, cache: CacheOptions, around: Callable[[Engine], Engine]) -> Iterator[_Side]:
         from ..runtime.llama import LlamaEngine  # noqa: PLC0415  (loads llama.cpp)
 
         plan, workspace = self.plan, self.folder / name
         workspace.mkdir(parents=True)
         with LlamaEngine.open(self.model, n_ctx=self.n_ctx, n_threads=self.n_threads, cache=cache) as opened:
-            engine = ReadingEngine(opened, reply=REPLY)
+            engine = ReadingEngine(around(opened), reply=REPLY)
             with open_long_session(engine, workspace, templates=plan.templates, with_tools=plan.with_tools) as session:
                 yield _Side(engine, session, SourceText(engine, seed=0))
 
@@ -136,15 +149,15 @@ class DelayRace:
             side.engine.settle()
         while self._has_room(ours):
             before = self.written()
-            seconds: dict[bool, float] = {}
+            seconds: dict[bool, list[float]] = {}
             for is_ours in (ours_first, not ours_first):
                 side = ours if is_ours else baseline
-                started_s = self.timer()
-                side.block()
-                seconds[is_ours] = self.timer() - started_s
+                seconds[is_ours] = side.block()
                 self._wrote += is_ours and self.written() != before
                 side.engine.settle()
-            self._blocks.add(seconds[True], seconds[False])
+            self._blocks += 1
+            for ours_s, baseline_s in zip(seconds[True][1:], seconds[False][1:], strict=True):
+                self._turns.add(ours_s, baseline_s)
             ours_first = not ours_first
 
     def _has_room(self, side: _Side) -> bool:
