@@ -48,7 +48,14 @@ from .generation import LlamaGeneration
 from .grammar import GrammarShelf
 from .library import library
 from .loading import OUTPUTS_MOST, ContextOptions, LoadedModel, load_model, memory_kind
-from .options import DEFAULT_BATCH_TOKENS, check_cache_options, check_options, default_sequences, identity_of
+from .options import (
+    DEFAULT_BATCH_TOKENS,
+    check_cache_options,
+    check_options,
+    choose_flash_attention,
+    default_sequences,
+    identity_of,
+)
 from .placement import Placement, physical_cores, place
 from .residency import check_ids, check_run, end_generation
 from .sampler import Sampler
@@ -176,15 +183,25 @@ class LlamaEngine:
         check_options(n_ctx=n_ctx, n_batch=batch, n_ubatch=ubatch, n_sequences=n_sequences, cache_types=cache_types)
         model = load_model(path, n_gpu_layers=n_gpu_layers)
         try:
+            free_bytes = free_memory_bytes()
             placement = place(
                 model.metadata,
                 asked_n_ctx=n_ctx,
-                free_bytes=free_memory_bytes(),
+                free_bytes=free_bytes,
                 n_ubatch=ubatch,
                 n_outputs=OUTPUTS_MOST,
                 type_k=cache_types[0],
                 type_v=cache_types[1],
             )
+            if flash_attn is None:
+                flash_attn = choose_flash_attention(
+                    model.metadata,
+                    offloads=n_gpu_layers != 0 and bool(library().api.llama_supports_gpu_offload()),
+                    type_v=cache_types[1],
+                    n_cells=placement.n_cells,
+                    n_ubatch=ubatch,
+                    free_bytes=free_bytes,
+                )
             options = ContextOptions(
                 n_cells=placement.n_cells,
                 n_batch=max(batch, OUTPUTS_MOST),

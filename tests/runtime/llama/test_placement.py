@@ -1,6 +1,7 @@
 import pytest
 
 from chapbook.runtime.gguf import read_gguf
+from chapbook.runtime.llama.options import choose_flash_attention
 from chapbook.runtime.llama.placement import LEAST_CONTEXT_TOKENS, place
 
 # 2 layers x 2 KV heads x (16 + 16) elements x 2 bytes.
@@ -48,3 +49,13 @@ def test_a_window_that_was_asked_for_is_taken(placed):
 def test_a_smaller_cache_type_gives_a_larger_window(placed):
     assert placed(8 << 20, type_k="q8_0", type_v="q8_0").n_ctx > placed(8 << 20).n_ctx
     assert placed(8 << 20, type_k="q8_0").n_ctx == placed(8 << 20).n_ctx
+
+
+def test_plain_attention_is_taken_on_a_processor_where_its_scores_have_room(tiny):
+    metadata = read_gguf(tiny("llama"))
+    heads = metadata.number("llama.attention.head_count")
+    scores = 4 * 512 * 40960 * heads
+    fits = {"offloads": False, "type_v": "f16", "n_cells": 40960, "n_ubatch": 512, "free_bytes": 10 * scores}
+    assert choose_flash_attention(metadata, **fits) is False
+    for change in ({"offloads": True}, {"type_v": "q8_0"}, {"free_bytes": 10 * scores - 10}):
+        assert choose_flash_attention(metadata, **(fits | change)) is None

@@ -437,10 +437,8 @@ def test_sixty_random_steps_evaluate_no_more_than_the_bound(make_world, kind):
 
 
 @pytest.mark.slow  # minutes: thousands of tokens are evaluated again from nothing to compare with
-@pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_hundred_random_steps_in_windows_of_32k_evaluate_no_more_than_the_bound(make_world, kind, seed):
-    world = make_world(kind, seed, n_ctx=32768, n_batch=512, prefix_tokens=12_000, check_every=20)
-    drive(world, steps=200, random=np.random.default_rng(seed))
+def test_two_hundred_random_steps_in_windows_of_32k_evaluate_no_more_than_the_bound(make_world, kind):
+    world = make_world(kind, 1, n_ctx=32768, n_batch=512, prefix_tokens=12_000, check_every=20)
+    drive(world, steps=200, random=np.random.default_rng(1))
     world.check_bound(MOST_MORE[kind])
-    print(kind, seed, world.totals)

@@ -212,7 +212,7 @@ def evaluated_after(open_engine, random_run, tmp_path):
     [
         ("llama", {"type_k": "f32"}, "K type f16, here f32"),
         ("llama", {"type_v": "bf16"}, "V type f16, here bf16"),
-        ("llama", {"flash_attn": False}, "flash attention auto, here off"),
+        ("llama", {"flash_attn": True}, "flash attention off, here on"),
         ("gemma3", {"swa_full": True}, "memory sliding window, here sliding window, every cell kept"),
         ("mamba", {"model_options": {"seed": 1}}, "model file"),
     ],

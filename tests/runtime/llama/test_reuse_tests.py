@@ -264,7 +264,7 @@ def test_an_engine_goes_without_the_modes_that_failed_and_says_so_once(open_engi
     assert (report.cached, report.notes) == (0, ())
     assert "switched off" in report.reason
     # Results with other options say nothing here.
-    assert open_engine("llama", flash_attn=False, cache=asked).modes == ReuseModes(fork=False)
+    assert open_engine("llama", flash_attn=True, cache=asked).modes == ReuseModes(fork=False)
 
 
 @pytest.mark.slow  # a real model: some 3,000 tokens
