@@ -23,6 +23,7 @@ from ..kernels.errors import DecodeFailed, ModelLoadError
 if TYPE_CHECKING:
     from ..kernels.tokens import TokenIds
     from ..runtime.engine import Sampling
+    from ..runtime.llama import LlamaEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +34,21 @@ class BareParameters:
     n_batch: int
     n_ubatch: int
     n_threads: int
+    flash_attn: int = -1
+    """As llama.cpp counts: -1 leaves it to the library."""
 
     @classmethod
-    def of_context(cls, context: Any) -> BareParameters:
-        """Read them from the context of an engine."""
+    def of_engine(cls, engine: LlamaEngine) -> BareParameters:
+        """Read them from the context of an engine, and what it was opened with."""
         from llama_cpp import llama_cpp as api  # noqa: PLC0415  (heavy, and an extra)
 
+        context = engine.context.pointer
         return cls(
             n_ctx=api.llama_n_ctx(context),
             n_batch=api.llama_n_batch(context),
             n_ubatch=api.llama_n_ubatch(context),
             n_threads=api.llama_n_threads(context),
+            flash_attn={"auto": -1, "off": 0, "on": 1}[engine.identity.flash_attn],
         )
 
     def arguments(self) -> list[str]:
@@ -151,6 +156,7 @@ def _context_params(api: Any, parameters: BareParameters) -> Any:
     params = api.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_ubatch = parameters.n_ctx, parameters.n_batch, parameters.n_ubatch
     params.n_threads = params.n_threads_batch = parameters.n_threads
+    params.flash_attn_type = parameters.flash_attn
     params.n_outputs_max = 1
     params.no_perf = True
     return params
@@ -164,7 +170,7 @@ def _require(code: int) -> None:
 def hold(arguments: list[str]) -> None:
     """Evaluate and generate as many tokens as asked for, say so, and keep everything until standard input ends.
 
-    `arguments`: the model, the four parameters, the tokens to evaluate and to generate.
+    `arguments`: the model, the five parameters, the tokens to evaluate and to generate.
     """
     path, *numbers = arguments
     *parameters, evaluated, generated = map(int, numbers)

@@ -153,7 +153,7 @@ def run_cache(
         take(*restart_figures(compare_restarts(job, resumes=plan.resumes, tell=tell), memory))
         tell("two sessions that take turns")
         with LlamaEngine.open(path, n_ctx=beside, n_threads=n_threads) as engine:
-            info, parameters = engine.info, BareParameters.of_context(engine.context.pointer)
+            info, parameters = engine.info, BareParameters.of_engine(engine)
             both = play_interleaved(engine, folder / "interleaved", plan.interleaving(beside, templates))
         take(hit_rate_figure(both))
         tell("the same with one sequence, on a tiny model")

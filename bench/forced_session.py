@@ -190,11 +190,21 @@ def hold(arguments: list[str]) -> None:
     `arguments`: the model, and the `BareParameters` of its context.
     """
     from ..runtime.llama import LlamaEngine  # noqa: PLC0415  (loads llama.cpp)
+    from ..runtime.llama.placement import SPARE_CELLS_DIVISOR  # noqa: PLC0415  (with it)
 
     path, *numbers = arguments
-    n_ctx, n_batch, n_ubatch, n_threads = map(int, numbers)
+    n_cells, n_batch, n_ubatch, n_threads, flash_attn = map(int, numbers)
+    # The engine adds its spare cells to the window: n + n / divisor makes up the cells of the baseline.
+    n_ctx = n_cells * SPARE_CELLS_DIVISOR // (SPARE_CELLS_DIVISOR + 1)
     with (
-        LlamaEngine.open(Path(path), n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_ubatch, n_threads=n_threads) as engine,
+        LlamaEngine.open(
+            Path(path),
+            n_ctx=n_ctx,
+            n_batch=n_batch,
+            n_ubatch=n_ubatch,
+            n_threads=n_threads,
+            flash_attn=None if flash_attn < 0 else bool(flash_attn),
+        ) as engine,
         played_session(engine) as cost,
     ):
         resident = cost.usages[-1].window + cost.usages[-1].generated

@@ -274,7 +274,7 @@ def run_speed(
     from ..runtime.llama import LlamaEngine  # noqa: PLC0415  (loads llama.cpp)
 
     with LlamaEngine.open(path, n_ctx=n_ctx, n_threads=n_threads) as engine:
-        parameters = BareParameters.of_context(engine.context.pointer)
+        parameters = BareParameters.of_engine(engine)
         tell("a session of twenty steps")
         info, cost = engine.info, play(engine)
         with contextlib.closing(BareLoop(path, parameters)) as bare:

@@ -83,7 +83,7 @@ def bare_loop():
     opened = []
 
     def make(engine, path=None):
-        parameters = BareParameters.of_context(engine.context.pointer)
+        parameters = BareParameters.of_engine(engine)
         opened.append(BareLoop(path or engine.info.model_path, parameters))
         return opened[-1]
 
