@@ -54,6 +54,15 @@ class _Draft:
     rungs: tuple[Rung, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _PutBy:
+    """What `owner` held when `changes` had been made to it: in cells that a sequence shares with it, or in memory."""
+
+    owner: SequenceState
+    changes: int
+    held: SequenceState | Snapshot
+
+
 class Keeper:
     """Keeps the runs of one context on disk. `note` takes what a person should know."""
 
@@ -77,6 +86,7 @@ class Keeper:
         self._changed = threading.Condition()
         self._resting: dict[SequenceState, float] = {}
         self._pending: deque[PendingSnapshot] = deque()
+        self._put_by_jobs: deque[_PutBy] = deque()
         self._told: set[str] = set()
         self._hurried = 0
         self._stopped = False
@@ -88,10 +98,29 @@ class Keeper:
         swapped = self._places.swapped(state) is not None
         if self._files is None or (self._unsaved(state) < LEAST_SAVED_TOKENS and not swapped):
             return
-        urgent = self._unsaved(state) * URGENT_SHARE >= len(state.run)
+        urgent = not swapped and self._unsaved(state) * URGENT_SHARE >= len(state.run)
+        copied = self._put_by(state) if urgent else None
         with self._changed:
-            self._resting[state] = time.monotonic() + (0.0 if urgent else self._rest_s)
+            if copied is None:
+                self._resting[state] = time.monotonic() + self._rest_s
+            else:
+                self._put_by_jobs.append(copied)
             self._wake()
+
+    def _put_by(self, state: SequenceState) -> _PutBy | None:
+        """Hold on to what a sequence holds now, whatever comes next: by its cells where they can be shared, else by a
+        memory snapshot. None where there is no room for that: it is then written once it rests."""
+        cells = self._context.cells
+        if not self._rewinds:
+            snapshot = self._places.copy_into_memory(state)
+            return None if snapshot is None else _PutBy(state, state.changes, snapshot)
+        if not cells.has_free_slot:
+            return None
+        scratch = SequenceState(PARKED)
+        cells.take_slot(scratch)
+        self._context.share(state, scratch, len(state.run))
+        scratch.pinned_tokens = state.pinned_tokens
+        return _PutBy(state, state.changes, scratch)
 
     def spill(self, snapshot: Snapshot) -> None:
         """Write a memory snapshot that has to go, where it is worth that. The caller holds the engine's turn.
@@ -172,16 +201,20 @@ class Keeper:
             try:
                 if isinstance(job, SequenceState):
                     self._save(job)
+                elif isinstance(job, _PutBy):
+                    self._save_put_by(job)
                 else:
                     self._commit(job)
             except Exception as error:  # a thread that dies would leave `settle` waiting for ever
                 self._tell(error)
 
-    def _next_job(self) -> SequenceState | PendingSnapshot | None:
+    def _next_job(self) -> SequenceState | PendingSnapshot | _PutBy | None:
         """Wait for what is due next; None where there is nothing more to do. The caller holds the condition."""
-        while self._pending or self._resting:
+        while self._pending or self._put_by_jobs or self._resting:
             if self._pending:
                 return self._pending.popleft()
+            if self._put_by_jobs:
+                return self._put_by_jobs.popleft()
             first = min(self._resting, key=self._resting.__getitem__)
             wait_s = self._resting[first] - time.monotonic()
             if wait_s <= 0 or self._hurried:
@@ -207,6 +240,32 @@ class Keeper:
         elif snapshot is not None:
             # It went into a memory snapshot before it could be written.
             self._save_snapshot(snapshot)
+
+    def _save_put_by(self, job: _PutBy) -> None:
+        """Write what was put by, and let go of it."""
+        held, saved_tokens = job.held, 0
+        if isinstance(held, Snapshot):
+            saved_tokens = len(held.tokens) if self._save_snapshot(held) else 0
+            with self._turns:
+                if not held.pinned:
+                    self._pool.drop(held)
+        else:
+            try:
+                self._save(held)
+                saved_tokens = held.saved_tokens
+            finally:
+                with self._turns:
+                    if not self._stopped:
+                        self._places.vacate(held)
+        if not saved_tokens:
+            # It had to give way before it was written: its owner is written once that rests.
+            with self._changed:
+                self._resting.setdefault(job.owner, time.monotonic() + self._rest_s)
+            return
+        with self._turns:
+            # It may have grown since; where it was cut, nothing is known of it.
+            if job.owner.changes == job.changes:
+                job.owner.saved_tokens = max(job.owner.saved_tokens, saved_tokens)
 
     def _save_prefix(self, state: SequenceState, draft: _Draft, length: int) -> None:
         """Write the state at the end of the session prefix, from which other sessions start."""
@@ -262,13 +321,12 @@ class Keeper:
                 if self._is_still(state, draft):
                     state.saved_tokens = len(draft.tokens)
 
-    def _save_snapshot(self, snapshot: Snapshot) -> None:
-        """Write a memory snapshot, where it is worth that."""
+    def _save_snapshot(self, snapshot: Snapshot) -> bool:
+        """Write a memory snapshot, where it is worth that. Say whether it was written."""
         with self._turns:
             rungs = self._rungs_below(snapshot.tokens)
         pending = self._copy_snapshot(snapshot, rungs)
-        if pending is not None:
-            self._commit(pending)
+        return pending is not None and self._commit(pending)
 
     def _draft(self, state: SequenceState) -> _Draft | None:
         """Return what is to be written of a sequence; None where it is in use, or has gone from its cells."""
@@ -356,7 +414,8 @@ class Keeper:
 
     def _commit(self, pending: PendingSnapshot) -> bool:
         try:
-            pending.commit(covers=self._rewinds)
+            # Where rungs stand for shorter runs, those that were thinned out are not worth a file either.
+            pending.commit(covers=self._rewinds or pending.has_rungs)
         except (SnapshotError, OSError) as error:
             self._tell(error)
             return False

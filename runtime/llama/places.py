@@ -174,6 +174,12 @@ class Places:
             self._spill(gone)
         return fits
 
+    def copy_into_memory(self, state: SequenceState) -> Snapshot | None:
+        """Keep a copy of what a sequence holds in the pool, while it goes on; None where there is no room."""
+        self._keep_copy(state)
+        name, state.swapped = state.swapped, None
+        return next((one for one in self._pool.snapshots() if self._named(one, len(one.tokens)) == name), None)
+
     def _keep_copy(self, state: SequenceState, *, cost_tokens: int | None = None) -> None:
         """Copy a sequence's whole state into the pool, where that is worth it and there is room."""
         state.swapped = None

@@ -71,6 +71,10 @@ class PendingSnapshot:
         """The size of the file."""
         return self._layout.size_bytes
 
+    @property
+    def has_rungs(self) -> bool:
+        return len(self._header.sections) > 1
+
     def section(self, index: int) -> StateBytes:
         """Return where the bytes of a section go. Shape: (its size_bytes,). Not to be written to after the end."""
         assert self._whole is not None, "this snapshot has been committed or abandoned"

@@ -446,3 +446,31 @@ def test_forty_sessions_take_no_more_memory_than_the_budget(tiny):
     assert 50_000_000 < held <= 64_000_000
     assert snapshots < 40
     assert most - baseline <= 1.1 * 64_000_000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_host_that_never_pauses_has_its_turns_written_all_the_same(open_engine, random_run, tmp_path, kind):
+    engine = open_engine(kind, n_ctx=4096, cache=CacheOptions(folder=str(tmp_path), rest_s=3600))
+    sequence, run = engine.open_sequence(), random_run(1500)
+    for end in (500, 1000, 1500):
+        engine.sync(sequence, run[:end])
+        engine.rest(sequence)
+    # All three are more than an eighth longer than what was written, so that none waits for a rest.
+    while engine.keeper._is_at_work():
+        engine.sync(sequence, run)
+        engine.check_integrity()
+    lengths = sorted(len(file.tokens) for file in engine.keeper._files.find())
+    assert lengths[-1] == 1500
+    assert np.array_equal(engine.resident(sequence), run)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_session_leaves_few_files_however_many_its_turns(open_engine, random_run, tmp_path, kind):
+    engine = open_engine(kind, n_ctx=4096, cache=CacheOptions(folder=str(tmp_path), rest_s=0.0))
+    sequence, run = engine.open_sequence(), random_run(3000)
+    for end in range(150, 3001, 150):
+        engine.sync(sequence, run[:end], points=SyncPoints(pinned=(100,)))
+        engine.rest(sequence)
+        engine.settle()
+    # The run, and the session prefix.
+    assert len([*tmp_path.rglob("*.kv")]) == 2
