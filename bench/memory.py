@@ -8,6 +8,7 @@ has mapped too, which the weights are or are not, depending on who else runs: it
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -42,7 +43,11 @@ class MemoryComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_memory(model: Path, parameters: BareParameters) -> MemoryComparison:
-    """Run both processes one after the other. Raises EngineError where one fails, with what it said."""
+    """Run both processes one after the other. Raises EngineError where one fails, with what it said.
+
+    Both with flash attention: the scores of plain attention take memory by the size of the batches, which differ.
+    """
+    parameters = replace(parameters, flash_attn=1)
     with held_process("forced_session", [str(model), *parameters.arguments()]) as session:
         held = msgspec.json.decode(session.said, type=HeldSession)
         with_session = _measure(session.pid)
