@@ -11,7 +11,8 @@ LONG = "--n-ctx=32768", "--max-reply-tokens=24", "--seed=1", "--tool-choice=none
 CTRL_C, CTRL_D, ALT_ENTER, ENTER, TAB, UP = "\x03", "\x04", "\x1b\r", "\r", "\t", "\x1b[A"
 PROMPT = r"\x1b\[0m>"
 LEDGER = (
-    r"step 1 · [\d,]+ in window · [\d,]+ cached(?: \([a-z ]+\))? · [\d,]+ evaluated · [\d,]+ generated · TTFT [\d.]+ s · bound [\d,]+"
+    r"step 1 · [\d,]+ in window · [\d,]+ cached(?: \([a-z ]+\))? · [\d,]+ evaluated"
+    r" · [\d,]+ generated · TTFT [\d.]+ s · bound [\d,]+"
 )
 
 

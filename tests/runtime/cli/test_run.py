@@ -13,7 +13,8 @@ import pytest
 SMALL = "--n-ctx=8192", "--max-reply-tokens=24", "--seed=1", "--tool-choice=none", "--set=turn.continuations=0"
 LONG = "--n-ctx=32768", "--max-reply-tokens=24", "--seed=1", "--tool-choice=none", "--set=arrival_tokens=26000"
 LEDGER = re.compile(
-    r"^step \d+ · [\d,]+ in window · [\d,]+ cached(?: \([a-z ]+\))? · [\d,]+ evaluated · [\d,]+ generated · TTFT [\d.]+ s · bound [\d,]+"
+    r"^step \d+ · [\d,]+ in window · [\d,]+ cached(?: \([a-z ]+\))? · [\d,]+ evaluated"
+    r" · [\d,]+ generated · TTFT [\d.]+ s · bound [\d,]+"
 )
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 STYLE = re.compile(r"\x1b\[[\d;]*m")
