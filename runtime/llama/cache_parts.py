@@ -39,12 +39,11 @@ def put_together(
     notes: list[str],
 ) -> CacheParts:
     """Return the parts, with `pool` in memory and `files` on disk. `notes` is where each puts what a person is told."""
-    kind = context.kind
 
     def spill(snapshot: Snapshot) -> None:
         keeper.spill(snapshot)
 
-    places = Places(context, pool, seed=seed, modes=modes, rewinds=kind.rewinds, spill=spill)
+    places = Places(context, pool, seed=seed, modes=modes, spill=spill)
     keeper = Keeper(
         context,
         turns,
@@ -53,7 +52,6 @@ def put_together(
         files,
         seed=seed,
         modes=modes,
-        rewinds=kind.rewinds,
         rest_s=rest_s,
         note=notes.append,
     )
@@ -62,11 +60,9 @@ def put_together(
         places,
         pool,
         files,
-        kind=kind,
-        window_tokens=context.window_tokens,
         seed=seed,
         modes=modes,
         notes=notes,
     )
-    residency = Residency(context, turns, places, reuse, kind=kind, n_batch=context.n_batch)
+    residency = Residency(context, turns, places, reuse)
     return CacheParts(pool=pool, files=files, keeper=keeper, places=places, reuse=reuse, residency=residency)

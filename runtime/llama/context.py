@@ -24,7 +24,9 @@ from .library import CancelFlag, library
 from .memory import ContextMemory
 from .sequence import LastGood, SequenceState
 
-_NO_SLOT, _ABORTED = 1, 2
+NO_ROOM_CODE, _ABORTED = 1, 2
+"""What `llama_decode` returns where there are no cells or slots, and where it was aborted."""
+
 _RECURRENT_KINDS = frozenset({MemoryKind.RECURRENT, MemoryKind.HYBRID})
 
 
@@ -250,7 +252,7 @@ class LlamaContext:
         An abort keeps the ubatches that were finished. On a recurrent state the position then overstates what was
         computed, so that it has to go back to the last good one.
         """
-        if code == _NO_SLOT:
+        if code == NO_ROOM_CODE:
             return Decoded.NO_ROOM
         position = len(sequence.run)
         if not self.survives_abort:

@@ -1,8 +1,9 @@
 """Writing what is at rest to disk: copied while the engine is idle, written by a thread in the background.
 
-A run is written when a turn has ended and nothing has come for a while; at once where much of it is not on the disk
-yet, so that a host which never pauses loses little. The copy goes straight into the page cache of the new file: no
-second copy in memory. It takes the engine's turn; hashing, flushing and renaming do not.
+A run is written when a turn has ended and nothing has come for a while. Where much of it is not on the disk yet it is
+put by at once, so that a host which never pauses loses little: in shared cells, or as a memory snapshot where cells
+cannot be shared. Cells are copied straight into the page cache of the new file: no second copy in memory. That takes
+the engine's turn; hashing, flushing and renaming do not.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ...kernels.chain import RunNamer
+from ...kernels.chain import RunNamer, run_name
 from ...kernels.errors import SnapshotError
 from ...kernels.tokens import TokenIds
 from ..prefix_cache.modes import ReuseModes
-from ..prefix_cache.pool import Rung, Snapshot, SnapshotPool
+from ..prefix_cache.pool import Rung, Snapshot, SnapshotPool, stays
 from ..prefix_cache.snapshot_files import PendingSnapshot, SectionPlan, SnapshotFile, SnapshotFiles
 from ..prefix_cache.snapshot_room import is_superseded
 from .context import LlamaContext
-from .places import PARKED, Places
+from .places import Places
 from .sequence import SequenceState
 from .turns import Turns
 
@@ -76,13 +77,12 @@ class Keeper:
         *,
         seed: bytes,
         modes: ReuseModes,
-        rewinds: bool,
         rest_s: float,
         note: Callable[[str], None],
     ) -> None:
         self._context, self._turns, self._places, self._pool = context, turns, places, pool
         self._files = files if modes.disk_snapshot else None
-        self._seed, self._rewinds, self._rest_s, self._note = seed, rewinds, rest_s, note
+        self._seed, self._rewinds, self._rest_s, self._note = seed, context.kind.rewinds, rest_s, note
         self._changed = threading.Condition()
         self._resting: dict[SequenceState, float] = {}
         self._pending: deque[PendingSnapshot] = deque()
@@ -110,15 +110,12 @@ class Keeper:
     def _put_by(self, state: SequenceState) -> _PutBy | None:
         """Hold on to what a sequence holds now, whatever comes next: by its cells where they can be shared, else by a
         memory snapshot. None where there is no room for that: it is then written once it rests."""
-        cells = self._context.cells
         if not self._rewinds:
             snapshot = self._places.copy_into_memory(state)
             return None if snapshot is None else _PutBy(state, state.changes, snapshot)
-        if not cells.has_free_slot:
+        scratch = self._places.share_out(state, len(state.run))
+        if scratch is None:
             return None
-        scratch = SequenceState(PARKED)
-        cells.take_slot(scratch)
-        self._context.share(state, scratch, len(state.run))
         scratch.pinned_tokens = state.pinned_tokens
         return _PutBy(state, state.changes, scratch)
 
@@ -247,7 +244,7 @@ class Keeper:
         if isinstance(held, Snapshot):
             saved_tokens = len(held.tokens) if self._save_snapshot(held) else 0
             with self._turns:
-                if not held.pinned:
+                if not stays(held):
                     self._pool.drop(held)
         else:
             try:
@@ -275,17 +272,15 @@ class Keeper:
             return
         if not self._rewinds:
             with self._turns:
-                kept = next((one for one in self._pool.snapshots() if _same(one.tokens, prefix)), None)
+                kept = self._pool.snapshot(run_name(prefix, seed=self._seed))
             if kept is not None:
                 self._save_snapshot(kept)
             return
         # A sequence that shares its cells and no more, for as long as it takes.
-        scratch, cells = SequenceState(PARKED), self._context.cells
         with self._turns:
-            if not self._is_still(state, draft) or not cells.has_free_slot:
+            scratch = self._places.share_out(state, length) if self._is_still(state, draft) else None
+            if scratch is None:
                 return
-            cells.take_slot(scratch)
-            self._context.share(state, scratch, length)
             its_draft = self._draft(scratch)
         try:
             if its_draft is not None:
@@ -356,9 +351,7 @@ class Keeper:
         if self._files is None or snapshot.cost_tokens < LEAST_SAVED_TOKENS or self._files.holds(snapshot.tokens):
             return None
         rungs = self._rungs_to_write(snapshot.tokens, in_memory, whole_bytes=snapshot.state.nbytes)
-        # What waits for a reply is pinned in memory only.
-        pinned = snapshot.pinned and not snapshot.awaits_reply
-        pending = self._begin(snapshot.tokens, whole_bytes=snapshot.state.nbytes, rungs=rungs, pinned=pinned)
+        pending = self._begin(snapshot.tokens, whole_bytes=snapshot.state.nbytes, rungs=rungs, pinned=snapshot.pinned)
         if pending is not None:
             pending.section(0)[:] = snapshot.state
         return pending
@@ -441,7 +434,3 @@ def thin_out(lengths: Collection[int], *, end: int, most: int) -> list[int]:
         costs = [(length - last) / (end - length + 1) for last, length in zip(before, kept, strict=True)]
         del kept[costs.index(min(costs))]
     return kept
-
-
-def _same(left: TokenIds, right: TokenIds) -> bool:
-    return len(left) == len(right) and bool((left == right).all())

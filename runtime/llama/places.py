@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from ...kernels.chain import RunName, RunNamer, parse_run_name, run_name
+from ...kernels.chain import RunNamer, parse_run_name, run_name
 from ...kernels.errors import DecodeFailed
 from ...kernels.tokens import TokenIds
 from ..engine import SequenceId
 from ..prefix_cache.modes import ReuseModes
-from ..prefix_cache.pool import Snapshot, SnapshotPool
+from ..prefix_cache.pool import Snapshot, SnapshotPool, StateBytes
 from .cells import Cells
-from .context import LlamaContext
+from .context import NO_ROOM_CODE, LlamaContext
 from .sequence import SequenceState
 
 EVICTED = "evicted to make room for another sequence"
@@ -44,12 +44,11 @@ class Places:
         *,
         seed: bytes,
         modes: ReuseModes,
-        rewinds: bool,
         spill: Callable[[Snapshot], None],
     ) -> None:
         """`spill` takes a memory snapshot that had to go, to write it to disk if it is worth that."""
         self._context, self._pool, self._spill = context, pool, spill
-        self._seed, self._modes, self._rewinds = seed, modes, rewinds
+        self._seed, self._modes, self._rewinds = seed, modes, context.kind.rewinds
         self._ticks = itertools.count(1)
 
     @property
@@ -148,37 +147,51 @@ class Places:
             return
         if not self._rewinds:
             self._keep_copy(state, cost_tokens=len(state.run) - keep)
-        elif self._modes.fork and self.cells.has_free_slot:
-            parked = SequenceState(PARKED)
-            self.cells.take_slot(parked)
-            self._context.share(state, parked, len(state.run))
+        elif self._modes.fork and (parked := self.share_out(state, len(state.run))) is not None:
             parked.saved_tokens = state.saved_tokens
             self.touch(parked)
+
+    def share_out(self, state: SequenceState, length: int) -> SequenceState | None:
+        """Return a parked sequence that shares the first cells of `state`; None where there is no free slot."""
+        if not self.cells.has_free_slot:
+            return None
+        parked = SequenceState(PARKED)
+        self.cells.take_slot(parked)
+        self._context.share(state, parked, length)
+        return parked
 
     def park(self, state: SequenceState) -> None:
         """Take a sequence that is being closed: what it holds serves others until room is needed."""
         snapshot = self.swapped(state)
         if snapshot is not None and snapshot.awaits_reply:
             # Nobody will ask for the reply any more: it may go like any other.
-            self._pool.put(replace(snapshot, pinned=False, awaits_reply=False, logits=None))
+            self._pool.put(replace(snapshot, awaits_reply=False, logits=None))
         state.id, state.generation, state.awaits_reply, state.unanswered = PARKED, None, False, None
         state.forget_logits()
         self._context.forget(state)
         if state.slot is not None and not len(state.run):
             self.cells.give_back(state)
 
-    def make_room_in_memory(self, size_bytes: int, *, run: TokenIds | None = None) -> bool:
-        """Let memory snapshots go until one of this size can be taken; say whether it can. `run`: the one it is of."""
+    def copy_state(
+        self, state: SequenceState, *, partial: bool, run: TokenIds | None = None, beside_bytes: int = 0
+    ) -> StateBytes | None:
+        """Return a copy of a state for the pool, in which others make room for it; None where there is none.
+
+        `run`: the one that a whole state is of, which replaces what it covers. `beside_bytes` are kept with it.
+        """
+        assert state.slot is not None
+        memory = self._context.memory
+        size_bytes = memory.state_bytes(state.slot, partial=partial) + beside_bytes
         fits = self._pool.make_room(size_bytes, run=run, covers=self._rewinds)
         for gone in self._pool.evicted():
             self._spill(gone)
-        return fits
+        return memory.copy_state(state.slot, partial=partial) if fits else None
 
     def copy_into_memory(self, state: SequenceState) -> Snapshot | None:
         """Keep a copy of what a sequence holds in the pool, while it goes on; None where there is no room."""
         self._keep_copy(state)
         name, state.swapped = state.swapped, None
-        return next((one for one in self._pool.snapshots() if self._named(one, len(one.tokens)) == name), None)
+        return None if name is None else self._pool.snapshot(name)
 
     def _keep_copy(self, state: SequenceState, *, cost_tokens: int | None = None) -> None:
         """Copy a sequence's whole state into the pool, where that is worth it and there is room."""
@@ -188,25 +201,20 @@ class Places:
         tokens = state.run.copy()
         name = run_name(tokens, seed=self._seed)
         logits = self._context.logits(state).copy() if state.logits_at_hand else None
-        same_length = (one for one in self._pool.snapshots() if len(one.tokens) == len(tokens))
-        there = next((one for one in same_length if self._named(one, len(tokens)) == name), None)
+        there = self._pool.snapshot(name)
         if there is not None and (logits is None or there.logits is not None):
             self._pool.touch(there)
             state.swapped = name
             return
-        assert state.slot is not None
-        memory = self._context.memory
-        size = memory.state_bytes(state.slot, partial=False) + tokens.nbytes + (0 if logits is None else logits.nbytes)
-        if not self.make_room_in_memory(size, run=tokens):
-            return
-        copy = memory.copy_state(state.slot, partial=False)
+        beside_bytes = tokens.nbytes + (0 if logits is None else logits.nbytes)
+        copy = self.copy_state(state, partial=False, run=tokens, beside_bytes=beside_bytes)
         if copy is None:
             return
         snapshot = Snapshot(
             tokens=tokens,
             state=copy,
             logits=logits,
-            pinned=state.awaits_reply,
+            pinned=False,
             awaits_reply=state.awaits_reply,
             cost_tokens=self.cells.exclusive(state) if cost_tokens is None else cost_tokens,
         )
@@ -217,13 +225,13 @@ class Places:
         """Return the memory snapshot of the run, or of one that begins with it, into which a sequence went."""
         if state.swapped is None or state.slot is not None:
             return None
+        exact = self._pool.snapshot(state.swapped)
+        if exact is not None:
+            return exact
         length = parse_run_name(state.swapped) or 0
-        longer = [one for one in self._pool.snapshots() if len(one.tokens) >= length]
-        found = (one for one in longer if self._named(one, length) == state.swapped)
+        longer = [one for one in self._pool.snapshots() if len(one.tokens) > length]
+        found = (one for one in longer if RunNamer(one.tokens, seed=self._seed).name(length) == state.swapped)
         return min(found, key=lambda one: len(one.tokens), default=None)
-
-    def _named(self, snapshot: Snapshot, length: int) -> RunName:
-        return RunNamer(snapshot.tokens, seed=self._seed).name(length)
 
     def _can_keep(self, state: SequenceState) -> bool:
         least = 1 if state.awaits_reply else LEAST_KEPT_TOKENS
@@ -262,6 +270,6 @@ class Places:
         return DecodeFailed(
             f"{what} are taken by sequences in use: open the engine with more n_sequences or n_ctx, or wait for a "
             f"reply to end",
-            code=1,
+            code=NO_ROOM_CODE,
             position=len(state.run),
         )

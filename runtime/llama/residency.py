@@ -20,7 +20,7 @@ from ...kernels.tokens import TokenIds, concat_tokens, token_ids
 from ..cancel import Cancel
 from ..engine import MemoryKind, PrefillProgress, SequenceId, SyncPoints, SyncReport, SyncSource
 from ..prefix_cache.plan import SyncPlan
-from .context import Decoded, LlamaContext
+from .context import NO_ROOM_CODE, Decoded, LlamaContext
 from .library import CancelFlag
 from .places import PARKED, Places
 from .reuse import Reuse
@@ -28,9 +28,6 @@ from .sequence import SequenceState, SyncCall
 from .turns import Turns
 
 Sequences: TypeAlias = "dict[SequenceId, SequenceState]"
-
-NO_ROOM_CODE = 1
-"""What `llama_decode` returns, and DecodeFailed carries, where there are no cells or slots."""
 
 WAIT_S = 0.002
 """How long a sync waits before it looks again whether others have made room."""
@@ -46,11 +43,8 @@ class _RoomTaken(Exception):
 class Residency:
     """The open sequences of a context. Any number may be open; as many hold memory at once as there are slots."""
 
-    def __init__(
-        self, context: LlamaContext, turns: Turns, places: Places, reuse: Reuse, *, kind: MemoryKind, n_batch: int
-    ) -> None:
+    def __init__(self, context: LlamaContext, turns: Turns, places: Places, reuse: Reuse) -> None:
         self._context, self._turns, self._places, self._reuse = context, turns, places, reuse
-        self._kind, self._n_batch = kind, n_batch
         self._sequences: Sequences = {}
         self._ids = itertools.count()
         self._unsettled = False
@@ -236,7 +230,7 @@ class Residency:
             held = memory.held_tokens(slot)
             accounted = len(holders[slot].run) if slot in holders else 0
             assert held == accounted, f"slot {slot}: {held} tokens are held, {accounted} accounted for"
-            if self._kind is MemoryKind.FULL and held:
+            if self._context.kind is MemoryKind.FULL and held:
                 assert memory.first_held(slot) == 0
         owned = {id(state) for state in self._sequences.values()}
         for state in (*self._sequences.values(), *holders.values()):
@@ -295,9 +289,9 @@ class Residency:
         total = len(wanted)
         if progress is not None and start < total:
             progress(0, total - start)
-        stops = [] if self._kind.rewinds else choose_stops(points, start=start, end=total)
+        stops = [] if self._context.kind.rewinds else choose_stops(points, start=start, end=total)
         while (begin := len(state.run)) < total:
-            end = min(begin + self._n_batch, next((stop for stop in stops if stop > begin), total), total)
+            end = min(begin + self._context.n_batch, next((stop for stop in stops if stop > begin), total), total)
             with self._turns:
                 self.check_open()
                 if state.busy is not call:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ...kernels.chain import RunNamer, parse_run_name
+from ...kernels.chain import RunNamer, parse_run_name, run_name
 from ...kernels.errors import SnapshotUnusable
 from ...kernels.tokens import TokenIds
 from ..engine import MemoryKind, SyncSource
@@ -35,14 +35,12 @@ class Reuse:
         pool: SnapshotPool,
         files: SnapshotFiles | None,
         *,
-        kind: MemoryKind,
-        window_tokens: int,
         seed: bytes,
         modes: ReuseModes,
         notes: list[str],
     ) -> None:
         self.context, self._places, self.pool, self.files = context, places, pool, files
-        self._kind, self.window_tokens = kind, window_tokens
+        self._kind, self.window_tokens = context.kind, context.window_tokens
         self._seed, self._modes = seed, modes
         self._notes = notes
 
@@ -89,10 +87,7 @@ class Reuse:
         name = RunNamer(run, seed=self._seed).name(len(run))
         if self.pool.rung(name) is not None:
             return
-        assert state.slot is not None
-        if not self._places.make_room_in_memory(self.context.memory.state_bytes(state.slot, partial=True)):
-            return
-        copy = self.context.memory.copy_state(state.slot, partial=True)
+        copy = self._places.copy_state(state, partial=True)
         if copy is not None:
             self.pool.put_rung(
                 Rung(name=name, length=len(run), state=copy, pinned=pinned, cost_tokens=max(1, cost_tokens))
@@ -103,12 +98,9 @@ class Reuse:
         if self._kind.rewinds or not self._modes.memory_snapshot:
             return
         tokens = state.run.copy()
-        if any(len(one.tokens) == len(tokens) and (one.tokens == tokens).all() for one in self.pool.snapshots()):
+        if self.pool.snapshot(run_name(tokens, seed=self._seed)) is not None:
             return
-        assert state.slot is not None
-        if not self._places.make_room_in_memory(self.context.memory.state_bytes(state.slot, partial=False)):
-            return
-        copy = self.context.memory.copy_state(state.slot, partial=False)
+        copy = self._places.copy_state(state, partial=False)
         if copy is not None:
             self.pool.put(
                 Snapshot(tokens=tokens, state=copy, logits=None, pinned=True, cost_tokens=len(tokens)), covers=False
@@ -206,7 +198,7 @@ class Reuse:
             return False
         self.pool.touch(snapshot)
         # Resident again and every token wanted: one copy is enough.
-        if keep == len(snapshot.tokens) and (snapshot.awaits_reply or not snapshot.pinned):
+        if keep == len(snapshot.tokens) and not snapshot.pinned:
             if snapshot.logits is not None:
                 state.logits_at_hand, state.saved_logits = True, snapshot.logits
             self.take_rung(state, pinned=False, cost_tokens=snapshot.cost_tokens)

@@ -114,6 +114,10 @@ class SnapshotPool:
         lengths = {rung.length for rung in self._rungs.values() if rung.length <= min(upto, namer.length)}
         return tuple(length for length in sorted(lengths) if namer.name(length) in self._rungs)
 
+    def snapshot(self, name: RunName) -> Snapshot | None:
+        """Return the whole state after the run of that name."""
+        return self._snapshots.get(name)
+
     def rung(self, name: RunName) -> Rung | None:
         """Return the rung of that name."""
         return self._rungs.get(name)
@@ -122,7 +126,7 @@ class SnapshotPool:
         """Take a snapshot; False, and a note, where there is no room. One of the same run is replaced.
 
         `covers`: this memory rewinds, so the snapshot stands for every beginning of its run; the shorter ones go, but
-        for those that are pinned.
+        for those that stay.
         """
         instead = self._replaced_by(snapshot.tokens, covers=covers)
         if not self._fit(snapshot.size_bytes, to_come_bytes=0, instead=instead):
@@ -215,7 +219,7 @@ class SnapshotPool:
     def _replaced_by(self, run: TokenIds, *, covers: bool) -> list[Snapshot]:
         """Return what a snapshot of `run` stands in place of."""
         same = self._snapshots.get(run_name(run, seed=self._seed))
-        shorter = [held for held in self._snapshots.values() if covers and not held.pinned and _extends(run, held)]
+        shorter = [held for held in self._snapshots.values() if covers and not stays(held) and _extends(run, held)]
         return shorter if same is None else [same, *shorter]
 
     def _fit(self, size_bytes: int, *, to_come_bytes: int, instead: Collection[Snapshot | Rung]) -> bool:
@@ -263,7 +267,7 @@ class SnapshotPool:
         going = choose_evictions(
             sizes=np.array([each.size_bytes for each in held], dtype=np.int64),
             priorities=priorities,
-            pinned=np.array([each.pinned for each in held], dtype=np.bool_),
+            pinned=np.array([stays(each) for each in held], dtype=np.bool_),
             over=over_bytes,
         )
         self._clock = risen_clock(clock=self._clock, gone=priorities[going])
@@ -288,6 +292,11 @@ class SnapshotPool:
 
     def _priority(self, used: Snapshot | Rung) -> float:
         return greedy_dual_priority(clock=self._clock, cost=used.cost_tokens, size=used.size_bytes)
+
+
+def stays(held: Snapshot | Rung) -> bool:
+    """Whether it goes only after all that does not: it is pinned, or somebody is about to go on from it."""
+    return held.pinned or (isinstance(held, Snapshot) and held.awaits_reply)
 
 
 def _extends(run: TokenIds, shorter: Snapshot) -> bool:
