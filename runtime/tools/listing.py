@@ -7,9 +7,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from ...compaction.packing import pack_lines, page_budget
 from ...kernels.errors import ToolError
 from .declare import tool
-from .packing import pack_lines, page_budget
 from .spec import Grounded, ToolContext
 from .walk import TreeEntry, TreeWalk
 

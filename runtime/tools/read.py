@@ -11,12 +11,14 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from ...compaction.packing import fit_prefix, pack_lines, page_budget
 from ...kernels.errors import ToolError
+from ...kernels.lines import LineReader, character_start
+from ...kernels.text_encoding import UTF_8
 from .contents import SOURCE_LIMIT_BYTES, list_contents
 from .declare import tool
-from .packing import fit_prefix, pack_lines, page_budget
 from .spec import Grounded, ToolContext
-from .text_file import COUNT_LIMIT_BYTES, LineReader, TextFormat, binary_file, character_start, read_format, read_utf8
+from .text_file import COUNT_LIMIT_BYTES, TextFormat, binary_file, read_format, read_utf8
 
 DEFAULT_LINES = 400
 MOST_BYTES = 8 << 20
@@ -35,7 +37,7 @@ def read(
         size_bytes = os.fstat(file.fileno()).st_size
         text_format = read_format(file, path=path, size_bytes=size_bytes)
         page = _Page(context, path, size_bytes, text_format)
-        reader = LineReader(read_utf8(file, text_format, cancel=context.cancel))
+        reader = LineReader(read_utf8(file, text_format.encoding, cancel=context.cancel))
         reader.skip_lines(offset - 1)
         if column == 1:
             page.take_lines(reader, offset, limit)
@@ -46,7 +48,7 @@ def read(
             raise ToolError(f"{path!r} has {reader.lines} lines; offset {offset} is past its end")
         output = [*page.shown, page.footer(reader, counted=counted)]
         if offset == 1 and not limit and page.is_partial(reader) and size_bytes <= SOURCE_LIMIT_BYTES:
-            whole = b"".join(read_utf8(file, text_format, cancel=context.cancel))
+            whole = b"".join(read_utf8(file, text_format.encoding, cancel=context.cancel))
             output += _contents(context, path, whole.decode(errors="replace"), page.last_line)
     return "\n".join(output)
 
@@ -124,8 +126,9 @@ class _Page:
 
     def _oddities(self, *, at_end: bool) -> list[str]:
         notes = []
-        if self._format.mark:
-            notes.append(f"{self._format.encoding} with a byte order mark")
+        encoding = self._format.encoding
+        if encoding != UTF_8:
+            notes.append(f"{encoding.name} with{'' if encoding.mark else 'out'} a byte order mark")
         if self._format.crlf:
             notes.append("CRLF line ends")
         if self._was_replaced:

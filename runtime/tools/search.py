@@ -7,6 +7,7 @@ come from the same RE2 pass in either case, so an answer does not depend on what
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -16,12 +17,14 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from ...compaction.matching import Hit, Pattern, compile_pattern, hits_in
+from ...compaction.packing import pack_lines, page_budget
 from ...kernels.errors import ToolError
+from ..cancel import Cancel
 from .containment import is_offerable
 from .declare import tool
-from .matching import Hit, Pattern, compile_pattern, find_hits
-from .packing import pack_lines, page_budget
 from .spec import Grounded, ToolContext
+from .text_file import read_format, read_utf8
 from .walk import IgnoreCheck, TreeWalk
 from .workspace import ResolvedPath, Workspace
 
@@ -95,6 +98,13 @@ def _search_file(context: ToolContext, pattern: Pattern, path: str, tally: Tally
             tally.add(path, hit)
     finally:
         tally.files += tally.hits > hits_before
+
+
+def find_hits(workspace: Workspace, path: str, pattern: Pattern, *, cancel: Cancel) -> Iterator[Hit]:
+    """Yield the lines of a file that match, in order. Raises ToolError for what is no readable text file."""
+    with workspace.open_file(path) as file:
+        text_format = read_format(file, path=path, size_bytes=os.fstat(file.fileno()).st_size)
+        yield from hits_in(read_utf8(file, text_format.encoding, cancel=cancel), pattern)
 
 
 def _walk(workspace: Workspace, base: ResolvedPath, tally: Tally) -> Iterator[str]:

@@ -79,7 +79,8 @@ class _EditableFile:
 
     def encoded(self, text: str) -> bytes:
         """Return the file's bytes with this text in it."""
-        return self.format.mark + text.encode(self.format.encoding, _errors(self.format.encoding))
+        encoding = self.format.encoding
+        return encoding.mark + text.encode(encoding.name, _errors(encoding.name))
 
 
 def _read_editable(context: ToolContext, path: str) -> _EditableFile:
@@ -93,9 +94,9 @@ def _read_editable(context: ToolContext, path: str) -> _EditableFile:
         text_format = read_format(opened, path=path, size_bytes=len(data))
     encoding = text_format.encoding
     try:
-        text = data[len(text_format.mark) :].decode(encoding, _errors(encoding))
+        text = data[len(encoding.mark) :].decode(encoding.name, _errors(encoding.name))
     except UnicodeDecodeError as problem:
-        raise ToolError(f"{path!r} is not valid {encoding}; an edit would change more than asked for") from problem
+        raise ToolError(f"{path!r} is not valid {encoding.name}; an edit would change more than asked for") from problem
     if "\0" in text:
         raise binary_file(path, len(data))
     return _EditableFile(text, text_format)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chapbook.compaction.matching import compile_pattern
 from chapbook.kernels.errors import ContainmentError, ToolError
 from chapbook.runtime.cancel import Cancel
-from chapbook.runtime.tools.matching import compile_pattern, find_hits
-from chapbook.runtime.tools.search import search, search_tree
+from chapbook.runtime.tools.search import find_hits, search, search_tree
 from chapbook.runtime.tools.spec import ToolContext
 from chapbook.runtime.tools.workspace import Workspace
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chapbook.runtime.tools.text_file import LineReader, character_start
+from chapbook.kernels.lines import LineReader, character_start
 
 TEXTS = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\n\n", b"\r\n", "é".encode(), "日".encode()]), max_size=30)
 

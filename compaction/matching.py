@@ -1,16 +1,13 @@
-"""Finds a pattern in text files by RE2: linear time, one hit for each line, any size in bounded memory."""
+"""Finds a pattern in text by RE2: linear time, one hit for each line, any size in bounded memory."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...kernels.errors import ToolError
-from ..cancel import Cancel
-from .text_file import character_start, read_format, read_utf8
-from .workspace import Workspace
+from ..kernels.errors import ToolError
+from ..kernels.lines import character_start
 
 if TYPE_CHECKING:
     import re2
@@ -62,20 +59,18 @@ def compile_pattern(source: str) -> Pattern:
         return Pattern(compiled=compiled, source=source, is_literal=True, problem=reason)
 
 
-def find_hits(workspace: Workspace, path: str, pattern: Pattern, *, cancel: Cancel) -> Iterator[Hit]:
-    """Yield the lines of a file that match, in order. Raises ToolError for what is no readable text file.
+def hits_in(chunks: Iterator[bytes], pattern: Pattern) -> Iterator[Hit]:
+    """Yield the lines of UTF-8 text that match, in order.
 
     A line longer than BLOCK_BYTES is searched block by block; a match that lies across two of them is not seen.
     """
-    with workspace.open_file(path) as file:
-        text_format = read_format(file, path=path, size_bytes=os.fstat(file.fileno()).st_size)
-        lines_before, column_before = 0, 0
-        for block in _blocks(read_utf8(file, text_format, cancel=cancel)):
-            if b"\r\n" in block:
-                block = block.replace(b"\r\n", b"\n")  # noqa: PLW2901 (so that $ matches at the end of a CRLF line)
-            yield from _hits_of_block(block, pattern, lines_before, column_before)
-            lines_before += block.count(b"\n")
-            column_before = 0 if block.endswith(b"\n") else column_before + len(block)
+    lines_before, column_before = 0, 0
+    for block in _blocks(chunks):
+        if b"\r\n" in block:
+            block = block.replace(b"\r\n", b"\n")  # noqa: PLW2901 (so that $ matches at the end of a CRLF line)
+        yield from _hits_of_block(block, pattern, lines_before, column_before)
+        lines_before += block.count(b"\n")
+        column_before = 0 if block.endswith(b"\n") else column_before + len(block)
 
 
 def _blocks(chunks: Iterator[bytes]) -> Iterator[bytes]:
