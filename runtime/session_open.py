@@ -358,6 +358,7 @@ def _parts(
         workspace=world.workspace,
         capture_folder=store.session_folder(session),
         count_tokens=count,
+        artifacts=store.artifacts,
         clock=host.timer,
         subagent=subagents.run,
         ask=host.ask,

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from traceback import format_exception_only
 
+from ..compaction.artifacts import ArtifactStore
 from ..kernels.errors import ChapbookError, ToolDenied, ToolError, WorkspaceError
 from .arguments import check_arguments
 from .calls import CallableTool, CallId, LoggedCall
@@ -109,7 +110,9 @@ def _well_formed(name: str, output: object) -> ToolOutput:
     if not (isinstance(output.content, str) and isinstance(output.file, Path | None)):
         return _failed(f"{name} returned a ToolOutput whose content is no text, or whose file is no path")
     # str() makes a plain text of one of a subclass, such as numpy's.
-    return ToolOutput(content=str(output.content), file=output.file, is_error=bool(output.is_error))
+    return ToolOutput(
+        content=str(output.content), file=output.file, is_error=bool(output.is_error), paged=bool(output.paged)
+    )
 
 
 def _wait_for(bodies: Sequence[_Body], *, turn: Cancel) -> None:
@@ -139,6 +142,7 @@ class CallRunner:
     workspace: Workspace
     capture_folder: Path
     count_tokens: Callable[[str], int]
+    artifacts: ArtifactStore
     clock: Callable[[], float]
     subagent: RunSubagent
     ask: Ask | None = None
@@ -264,6 +268,7 @@ class CallRunner:
             capture_folder=self.capture_folder,
             arrival_tokens=arrival_tokens,
             count_tokens=self.count_tokens,
+            artifacts=self.artifacts,
             subagent=partial(self.subagent, cancel=cancel),
         )
 

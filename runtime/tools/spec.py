@@ -15,6 +15,7 @@ from ..calls import CallId, ToolSchema
 from ..cancel import Cancel
 
 if TYPE_CHECKING:
+    from ...compaction.artifacts import ArtifactStore
     from ..subagent import RunSubagent, SubagentReport
     from .workspace import Workspace
 
@@ -25,6 +26,7 @@ class Grounded(enum.StrEnum):
     FILE = "file"
     FOLDER = "folder"
     PATH = "path"
+    ARTIFACT = "artifact"
 
 
 class Policy(enum.StrEnum):
@@ -37,11 +39,14 @@ class ToolOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What a tool returns: text, or the file that holds an output too large to keep in memory.
 
     With `file`, `content` is empty or a short line that goes before it (an exit status); the runtime takes the file.
+    `paged`: a part of something that stays where it is and can be asked for again, such as lines of an artifact. It is
+    never stored a second time: one that does not fit becomes an error with the numbers.
     """
 
     content: str = ""
     file: Path | None = None
     is_error: bool = False
+    paged: bool = False
 
 
 def _no_subagent(*_: object, **__: object) -> SubagentReport:
@@ -50,7 +55,8 @@ def _no_subagent(*_: object, **__: object) -> SubagentReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """What a tool's body may use. `arrival_tokens` is the size over which a result would be stubbed.
+    """What a tool's body may use. `arrival_tokens` is the size over which a result would be stubbed; `artifacts` is
+    the store of what was.
 
     `subagent` runs a subagent of the session (`Session.subagent`), which is cancelled with the call.
     """
@@ -61,6 +67,7 @@ class ToolContext:
     capture_folder: Path
     arrival_tokens: int
     count_tokens: Callable[[str], int]
+    artifacts: ArtifactStore
     subagent: RunSubagent = _no_subagent
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from chapbook.kernels.errors import ModelNotFound, UsageError
+from chapbook.compaction.artifacts import ArtifactStore
 from chapbook.runtime.calls import CallId, ChoiceKind, ToolChoice
 from chapbook.runtime.cancel import Cancel
 from chapbook.runtime.cli.opening import (
@@ -84,6 +85,7 @@ def test_the_configured_limit_holds_for_bash_calls_that_name_none(workspace, tmp
         capture_folder=tmp_path / "captures",
         arrival_tokens=1000,
         count_tokens=len,
+        artifacts=ArtifactStore(tmp_path / "artifacts"),
     )
     assert "timed out after 1 s" in bash.body(context, {"command": "sleep 50"}).content
     assert "timed out" not in bash.body(context, {"command": "sleep 1.2", "timeout": 30}).content

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from chapbook.compaction.artifacts import ArtifactStore
 from chapbook.runtime.calls import CallId
 from chapbook.runtime.cancel import Cancel
 from chapbook.runtime.tools.spec import ToolContext
@@ -46,6 +47,7 @@ def make_context(workspace: Workspace) -> MakeContext:
             capture_folder=on.root / ".chapbook" / "captures",
             arrival_tokens=arrival_tokens,
             count_tokens=count_by_bytes,
+            artifacts=ArtifactStore(on.root / ".chapbook" / "artifacts"),
         )
 
     return make

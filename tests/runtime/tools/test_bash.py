@@ -34,6 +34,7 @@ needs_signal_scope = pytest.mark.skipif(
 HOST = """
 import sys
 from pathlib import Path
+from chapbook.compaction.artifacts import ArtifactStore
 from chapbook.runtime.cancel import Cancel
 from chapbook.runtime.tools.bash import run_command
 from chapbook.runtime.tools.confine import describe_confinement
@@ -44,7 +45,8 @@ root = Path(sys.argv[1])
 
 def run(command, timeout_s):
     context = ToolContext(workspace=Workspace(root), cancel=Cancel(), call_id="call00001", arrival_tokens=500,
-                          capture_folder=root / "captures", count_tokens=len)
+                          capture_folder=root / "captures", count_tokens=len,
+                          artifacts=ArtifactStore(root / "artifacts"))
     print(run_command(context, command, timeout_s=timeout_s).content)
 
 """
@@ -251,6 +253,7 @@ def test_two_commands_at_once_do_not_meet(make_context: MakeContext, workspace: 
             capture_folder=base.capture_folder,
             arrival_tokens=2000,
             count_tokens=base.count_tokens,
+            artifacts=base.artifacts,
         )
         results[number] = run(context, f"for i in 1 2 3; do echo {number}; sleep 0.01; done").content
 
