@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chapbook.kernels.errors import ModelNotFound, UsageError
 from chapbook.compaction.artifacts import ArtifactStore
+from chapbook.kernels.errors import ModelNotFound, UsageError
 from chapbook.runtime.calls import CallId, ChoiceKind, ToolChoice
 from chapbook.runtime.cancel import Cancel
 from chapbook.runtime.cli.opening import (
