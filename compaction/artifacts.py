@@ -19,7 +19,10 @@ from typing import BinaryIO, NewType
 import msgspec
 
 from ..kernels.errors import ArtifactError
+from ..kernels.line_index import LineIndexer
+from ..kernels.text_encoding import HEAD_BYTES, detect_encoding
 from .durable_files import FILE_MODE, flush_folder, flush_to_disk, make_private_folder, publish, way_out, write_all
+from .stored_text import StoredText
 
 Sha256 = NewType("Sha256", str)
 """64 lower-case hex digits."""
@@ -105,6 +108,19 @@ class ArtifactStore:
     def open(self, sha256: str) -> BinaryIO:
         """Return the content as an open file, verified first. Raises ArtifactError as `read` does."""
         return self._open_verified(self.find(sha256))
+
+    def open_text(self, ref: ArtifactRef) -> StoredText:
+        """Return the blob as text, read by lines. Raises ArtifactError where it is not what was stored."""
+        file = self._open_verified(ref)
+        try:
+            indexer = LineIndexer(detect_encoding(file.read(HEAD_BYTES)))
+            file.seek(0)
+            for chunk in iter(lambda: file.read(_CHUNK_BYTES), b""):
+                indexer.feed(chunk)
+            return StoredText(ref, file, indexer.finish())
+        except BaseException:
+            file.close()
+            raise
 
     def refs(self) -> Iterator[ArtifactRef]:
         """Give every blob of the store, by hash, not yet verified."""
