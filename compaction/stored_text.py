@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 from ..kernels.errors import ArtifactError
 from ..kernels.line_index import LineIndex
 from ..kernels.text_encoding import TextEncoding, decode_to_utf8
+from .durable_files import way_out
 
 if TYPE_CHECKING:
     from .artifacts import ArtifactRef
@@ -100,7 +101,10 @@ class StoredText:
 
     def _behind_feed(self, number: int) -> int:
         block = self._index.block_of_feed(number)
-        return self._index.behind_feed(number, block, self._block(block))
+        try:
+            return self._index.behind_feed(number, block, self._block(block))
+        except ValueError as error:
+            raise self._refusal(f"its line index is wrong ({error}). Remove the .idx file beside it") from error
 
     def _raw(self, start: int) -> Iterator[bytes]:
         """Yield the bytes [start, size)."""
@@ -115,21 +119,18 @@ class StoredText:
             self._file.seek(span.start)
             data = self._file.read(len(span))
         except OSError as error:
-            raise ArtifactError(
-                f"artifact {self.ref.sha256} of {self.ref.size_bytes:,} bytes cannot be read at {self.ref.path}: "
-                f"{error.strerror or error}",
-                path=self.ref.path,
-                size_bytes=self.ref.size_bytes,
-            ) from error
+            raise self._refusal(f"bytes from {span.start:,} on cannot be read: {way_out(error)}") from error
         if not self._index.holds_block(block, data):
-            raise ArtifactError(
-                f"artifact {self.ref.sha256} is not what was stored: of its {self.ref.size_bytes:,} bytes at "
-                f"{self.ref.path} some of {span.start:,} to {span.stop - 1:,} have changed. Restore the file from a "
-                "backup",
-                path=self.ref.path,
-                size_bytes=self.ref.size_bytes,
+            raise self._refusal(
+                f"it is not what was stored, some of the bytes {span.start:,} to {span.stop - 1:,} have changed. "
+                "Restore the file from a backup"
             )
         return data
+
+    def _refusal(self, what: str) -> ArtifactError:
+        ref = self.ref
+        message = f"artifact {ref.sha256} of {ref.size_bytes:,} bytes at {ref.path}: {what}"
+        return ArtifactError(message, path=ref.path, size_bytes=ref.size_bytes)
 
 
 def _skip_in_line(chunks: Iterator[bytes], size_bytes: int) -> Iterator[bytes]:

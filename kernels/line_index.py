@@ -68,10 +68,15 @@ class LineIndex:
         return int(np.searchsorted(self.feeds_before, np.uint64(number), side="left")) - 1
 
     def behind_feed(self, number: int, block: int, data: bytes) -> int:
-        """Return the offset in the text behind line feed `number`, which is in `block`; `data` are its bytes."""
+        """Return the offset in the text behind line feed `number`, which is in `block`; `data` are its bytes.
+
+        Raises ValueError where the block has no such line feed: then this is not the index of that text.
+        """
         within = number - int(self.feeds_before[block])
-        unit = int(np.flatnonzero(_feeds(data, self.encoding))[within - 1])
-        return block * self.block_bytes + (unit + 1) * self.encoding.unit_bytes
+        units = np.flatnonzero(_feeds(data, self.encoding))
+        if not 1 <= within <= len(units):
+            raise ValueError(f"block {block} has {len(units)} line feeds, so line feed {number} is not in it")
+        return block * self.block_bytes + (int(units[within - 1]) + 1) * self.encoding.unit_bytes
 
     def holds_block(self, block: int, data: bytes) -> bool:
         """Whether `data` are the bytes of a block, all of them."""
@@ -176,5 +181,6 @@ def _feeds(data: bytes | memoryview, encoding: TextEncoding) -> NDArray[np.bool_
     """Return for each whole code unit whether it is a line feed."""
     unit_bytes = encoding.unit_bytes
     order = ">" if encoding.name.endswith("-be") else "<"
-    units: NDArray[np.uint32] = np.frombuffer(data, dtype=f"{order}u{unit_bytes}", count=len(data) // unit_bytes)
-    return units == ord("\n")
+    units = np.frombuffer(data, dtype=f"{order}u{unit_bytes}", count=len(data) // unit_bytes)
+    feeds: NDArray[np.bool_] = units == ord("\n")
+    return feeds
