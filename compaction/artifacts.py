@@ -29,6 +29,8 @@ from .stored_text import StoredText
 INDEX_FROM_BYTES = 1 << 20
 """Blobs of this size on have a line index beside them; smaller ones are hashed whole at every read."""
 
+SHORT_ID_DIGITS = 12
+
 _MOST_LISTED = 5
 _MOST_UNWRITTEN = 8
 
@@ -39,6 +41,11 @@ class ArtifactRef(msgspec.Struct, frozen=True, kw_only=True):
     sha256: Sha256
     size_bytes: int
     path: Path
+
+    @property
+    def short_id(self) -> str:
+        """The digits of its hash that name it in a stub, and are offered to the model."""
+        return self.sha256[:SHORT_ID_DIGITS]
 
 
 class Stored(ArtifactRef, frozen=True, kw_only=True):
