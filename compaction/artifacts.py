@@ -27,7 +27,6 @@ from .store_report import StoreReport, verify_store
 from .stored_text import StoredText
 
 INDEX_FROM_BYTES = 1 << 20
-"""Blobs of this size on have a line index beside them; smaller ones are hashed whole at every read."""
 
 SHORT_ID_DIGITS = 12
 
@@ -57,11 +56,13 @@ class Stored(ArtifactRef, frozen=True, kw_only=True):
 class ArtifactStore:
     """A content-addressed store in `folder`, which is created by the first write, in a folder that is there.
 
+    Blobs of `index_from_bytes` or more have a line index beside them; smaller ones are hashed whole at every read.
     It keeps nothing in memory but line indexes that could not be written.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, index_from_bytes: int = INDEX_FROM_BYTES) -> None:
         self.folder = folder
+        self._index_from_bytes = index_from_bytes
         self._unwritten: dict[Sha256, LineIndex] = {}
 
     def put(self, data: bytes, *, text: bool = True) -> Stored:
@@ -160,8 +161,7 @@ class ArtifactStore:
     def open_text(self, ref: ArtifactRef) -> StoredText:
         """Return a blob as text, read by lines.
 
-        A blob of 1 MB or more is hashed whole only where its line index is missing or damaged, and then the index is
-        made anew. Raises ArtifactError where the blob is gone or is not what was stored.
+        A blob with a line index is hashed whole only where that is missing or damaged, and then it is made anew. Raises ArtifactError where the blob is gone or is not what was stored.
         """
         if ref.path not in (blob_path(self.folder, ref.sha256, text=text) for text in (True, False)):
             raise ArtifactError(f"{ref.path} is not a blob of {self._places}", path=ref.path)
@@ -170,9 +170,9 @@ class ArtifactStore:
         except OSError as error:
             raise self._refusal(error, size_bytes=ref.size_bytes) from error
         try:
-            if ref.size_bytes < INDEX_FROM_BYTES:
+            if ref.size_bytes < self._index_from_bytes:
                 with file:
-                    data = file.read(INDEX_FROM_BYTES)
+                    data = file.read(self._index_from_bytes)
                 file = io.BytesIO(data)
             return StoredText(ref, file, self._index(ref, file))
         except OSError as error:
@@ -247,14 +247,14 @@ class ArtifactStore:
         return index
 
     def _known_index(self, ref: ArtifactRef, encoding: TextEncoding) -> LineIndex | None:
-        if ref.size_bytes < INDEX_FROM_BYTES:
+        if ref.size_bytes < self._index_from_bytes:
             return None
         known = self._unwritten.get(ref.sha256)
         return known or read_index(index_path(ref.path), ref.sha256, encoding, size_bytes=ref.size_bytes)
 
     def _keep_index(self, ref: ArtifactRef, index: LineIndex) -> None:
         """Write the index of a large blob beside it, or keep it in memory: a blob is of use without one."""
-        if ref.size_bytes < INDEX_FROM_BYTES or self._known_index(ref, index.encoding) == index:
+        if ref.size_bytes < self._index_from_bytes or self._known_index(ref, index.encoding) == index:
             return
         try:
             write_index(index_path(ref.path), index, ref.sha256)

@@ -54,7 +54,7 @@ class StoredText:
     @cached_property
     def is_binary(self) -> bool:
         """Whether the first 64 KB hold a NUL once decoded, or are mostly no text. Raises ArtifactError as `chunks`."""
-        head = self._block(0)[len(self.encoding.mark) :] if self.ref.size_bytes else b""
+        head = self._block(0)[len(self.encoding.mark) :] if self._index.size_bytes else b""
         text = b"".join(decode_to_utf8(iter((head,)), self.encoding)).decode(errors="replace")
         return "\0" in text or len(_NOT_TEXT.findall(text)) > _NOT_TEXT_SHARE * len(text)
 
@@ -68,9 +68,10 @@ class StoredText:
             raise ValueError(f"lines count from 1 and bytes from 0, not {from_line} and {skip_bytes}")
         if from_line > self.line_count:
             return iter(())
+        start = self._line_start(from_line)
         if self.encoding.unit_bytes == 1:
-            return self._raw(min(self._line_start(from_line) + skip_bytes, self._line_end(from_line)))
-        decoded = decode_to_utf8(self._raw(self._line_start(from_line)), self.encoding)
+            return self._raw(min(start + skip_bytes, self._line_end(from_line)) if skip_bytes else start)
+        decoded = decode_to_utf8(self._raw(start), self.encoding)
         return _skip_in_line(decoded, skip_bytes) if skip_bytes else decoded
 
     def close(self) -> None:
@@ -101,8 +102,9 @@ class StoredText:
 
     def _behind_feed(self, number: int) -> int:
         block = self._index.block_of_feed(number)
+        data = self._block(block)
         try:
-            return self._index.behind_feed(number, block, self._block(block))
+            return self._index.behind_feed(number, block, data)
         except ValueError as error:
             raise self._refusal(f"its line index is wrong ({error}). Remove the .idx file beside it") from error
 
