@@ -1,0 +1,230 @@
+"""What a line of output tells of a failure: the forms of test runners, compilers, tracebacks and logs.
+
+Forms, not words: ``error`` alone says nothing, since names of tests, variables and counters hold it too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+
+_MEMORY_LIMIT_BYTES = 8 << 20
+
+
+class ErrorClass(StrEnum):
+    """What a line tells. A frame of a stack is kept only as the location of what it belongs to."""
+
+    SUMMARY = "summary"
+    FAILURE = "failure"
+    ASSERTION = "assertion"
+    LOCATION = "location"
+    COMPILER = "compiler error"
+    EXCEPTION = "exception"
+    MENTION = "mention"
+    FATAL = "fatal"
+    ERROR = "error"
+    FRAME = "frame"
+    PYTHON_FRAME = "python frame"
+
+    def rank(self, place: int) -> int:
+        """Return the rank of the `place`-th of its class: the first of each class before the second of any.
+
+        What a test, a compiler or a traceback says outranks every line of a log.
+        """
+        return _BASE_RANKS[self] + 6 * min(place, 10)
+
+    @property
+    def has_frames(self) -> bool:
+        """Whether the next frame of a stack says where it was."""
+        return self in (ErrorClass.ASSERTION, ErrorClass.EXCEPTION, ErrorClass.FAILURE)
+
+
+_BASE_RANKS = {
+    ErrorClass.FAILURE: 0,
+    ErrorClass.COMPILER: 0,
+    ErrorClass.ASSERTION: 1,
+    ErrorClass.EXCEPTION: 1,
+    ErrorClass.LOCATION: 2,
+    ErrorClass.SUMMARY: 3,
+    ErrorClass.MENTION: 5,
+    ErrorClass.FATAL: 70,
+    ErrorClass.ERROR: 72,
+    ErrorClass.FRAME: 200,
+    ErrorClass.PYTHON_FRAME: 200,
+}
+
+LAST_TEST_RANK = 69
+"""The worst rank of what outranks a log line."""
+
+_LEVELS = r"(?:^|[\s\[(|<:])(?:{})(?:[\s\]):|>]|$)"
+_LEVEL_FIELDS = r"\b(?:level|lvl|severity)\"?[=:] ?\"?(?:{})\b"
+_TYPES = r"(?:str|string|int|bool|any|unknown|object|null|None|nil|true|false|Error|Exception)(?: \| \w+)?"
+
+# RE2 patterns, in the order in which they decide. None: the line tells nothing, whatever else is in it.
+_FORMS: tuple[tuple[ErrorClass | None, tuple[str, ...]], ...] = (
+    (
+        None,
+        (
+            r"^\s*(?:PASS(?:ED)?|ok|[\x{2713}\x{2714}\x{221a}])(?:\s|:|$)",
+            r"\bPASSED\b|\bXFAIL\b|\.\.\. (?:ok|skipped|ignored)$",
+            rf"^\s*[\"']?\w*[Ee]rror[\"']?\??: {_TYPES} *[,;={{}})]*(?: .*)?$",
+            r"^\s+at (?:node:|java\.|javax\.|sun\.|jdk\.|.*node_modules/)",
+        ),
+    ),
+    (ErrorClass.PYTHON_FRAME, (r'^[\s|]*File "[^"]+", line \d+',)),
+    (ErrorClass.FRAME, (r"^\s+at \S.*:\d+|^\s+--> \S+:\d+:\d+",)),
+    (
+        ErrorClass.SUMMARY,
+        (
+            r"^\d+ failed\b|^=+ .*\b[1-9]\d* (?:failed|errors?)\b|^FAILED \(|^test result: FAILED|^# fail +[1-9]",
+            r"^Tests?(?: Suites)?: .*\b[1-9]\d* failed|^\s*[1-9]\d* failing\b|Tests run:.*(?:Failures|Errors): [1-9]",
+            r"\bBUILD FAILED\b|\bBUILD FAILURE\b",
+        ),
+    ),
+    (
+        ErrorClass.ASSERTION,
+        (
+            r"^E {2,}\S|^\s+\w+_test\.go:\d+: |\bpanicked at\b|^\s*assertion .*failed|Failure/Error:",
+            r"^\s+(?:Expected|Received|expected|received|actual|but was)\b[^:]{0,40}: *\S|^\s+(?:left|right): ",
+            r"^[\w./\\-]+:\d+: Failure$|Assertion\b.*\bfailed",
+        ),
+    ),
+    (ErrorClass.LOCATION, (r"^[\w./\\-]+\.\w+:\d+: \w+$",)),
+    (
+        ErrorClass.FAILURE,
+        (
+            r"^(?:FAILED|ERROR) \S+\.\w+(?:::|$| - )|^\s*--- FAIL: |^not ok \d|^(?:FAIL|ERROR): \w.* \(",
+            r"^\s*\x{25cf} \S|^test .+ \.\.\. FAILED|^\[  FAILED  \] \S+\.\S|<<< (?:FAILURE|ERROR)!",
+        ),
+    ),
+    (
+        ErrorClass.MENTION,
+        (r"^_{3,} \S.* _{3,}$|^> {2,}\S|\bFAILED\b|^FAIL\b|^\s*> *\d+ \||^ *[\x{2715}\x{2717}\x{2718}\x{d7}] ",),
+    ),
+    (
+        ErrorClass.COMPILER,
+        (
+            r":\d+:(?:\d+:)? (?:fatal |internal )?(?:compiler )?error\b|\(\d+,\d+\): error\b|\berror [A-Z]+\d+: ",
+            r"^error\[\w+\]: |undefined reference to",
+        ),
+    ),
+    (
+        ErrorClass.EXCEPTION,
+        (
+            r"^(?:Uncaught )?[\w.$]*(?:Error|Exception|Interrupt|Exit)\b(?: \[\w+\])?(?::\s|:?$)",
+            r"^Exception in |^Caused by: |^panic: |^fatal error: |\bAssertionError\b|Segmentation fault|core dumped|^Killed$",
+            r"\bUnhandled\w* .*(?:rejection|exception)",
+        ),
+    ),
+    (
+        ErrorClass.FATAL,
+        (
+            _LEVELS.format("FATAL|CRITICAL|SEVERE|PANIC|EMERG") + r"|^F\d{4} \d\d:|^fatal: |[Oo]ut of memory",
+            _LEVEL_FIELDS.format("fatal|critical|panic|FATAL|CRITICAL") + r"|[\[<](?:fatal|crit|emerg|alert)[\]>]",
+        ),
+    ),
+    (
+        ErrorClass.ERROR,
+        (
+            _LEVELS.format("ERROR")
+            + r"|^E\d{4} \d\d:|^(?:[\w./-]+: )?[Ee]rror: \S|npm (?:ERR!|error) |\*\*\* \[.*Error",
+            _LEVEL_FIELDS.format("error|ERROR") + r"|[\[<]error[\]>]|command not found$|: Permission denied$",
+            r": No such file or directory",
+        ),
+    ),
+)
+
+_HARMLESS = (
+    r"(?i)\b(?:0|no|zero|without)\s+(?:\w+\s+)?(?:errors?|failed|failures?|failing|fatal)\b"
+    r"|\b(?:errors?|failed|failures?|fail)(?:_\w+)?\"?\s*[=:]\s*0\b"
+)
+
+
+_SLIGHT = (ErrorClass.ERROR, ErrorClass.MENTION, ErrorClass.FRAME, ErrorClass.PYTHON_FRAME)
+
+
+class ErrorForms:
+    """The forms, compiled by RE2: `candidates` finds lines worth a look, `grave_candidates` without those of logs."""
+
+    def __init__(self) -> None:
+        import re2  # noqa: PLC0415 (loads a native library)
+
+        options = re2.Options()
+        options.max_mem = _MEMORY_LIMIT_BYTES
+        options.log_errors = False
+        options.never_nl = True
+        told = [(error_class, pattern) for error_class, patterns in _FORMS if error_class for pattern in patterns]
+        grave = [pattern for error_class, pattern in told if error_class not in _SLIGHT]
+        self.candidates = re2.compile(("(?m)" + "|".join(pattern for _, pattern in told)).encode(), options)
+        self.grave_candidates = re2.compile(("(?m)" + "|".join(grave)).encode(), options)
+        self._harmless = re2.compile(_HARMLESS.encode(), options)
+        self._classes = [error_class for error_class, patterns in _FORMS for _ in patterns]
+        self._set = re2.Set.SearchSet(options)
+        for _, patterns in _FORMS:
+            for pattern in patterns:
+                self._set.Add(pattern)
+        self._set.Add(_HARMLESS)
+        self._set.Compile()
+
+    def classify(self, line: bytes, after: Callable[[], Sequence[bytes]]) -> ErrorClass | None:
+        """Return what a line tells of a failure, if anything; `after` gives the lines that follow it."""
+        found = self._set.Match(line) or []
+        if len(self._classes) in found:
+            found = self._set.Match(self._harmless.sub(b"", line)) or []
+        first = min(found, default=len(self._classes))
+        error_class = self._classes[first] if first < len(self._classes) else None
+        return error_class if error_class and _is_borne_out(line, after) else None
+
+
+def _is_borne_out(line: bytes, after: Callable[[], Sequence[bytes]]) -> bool:
+    """Whether the lines that follow agree, for forms that are met elsewhere too."""
+    if line.startswith(b"> "):  # quoted mail, unless what was asserted follows
+        return any(other.startswith(b"E  ") for other in after())
+    if b"_test.go:" in line and line[:1].isspace():  # what a test logs, unless it fails
+        results = (other.lstrip() for other in after())
+        nearest = next((other for other in results if other.startswith((b"--- ", b"=== "))), b"")
+        return not nearest.startswith((b"--- PASS", b"--- SKIP"))
+    return True
+
+
+def exception_after_frames(frame: bytes, after: Sequence[bytes]) -> int:
+    """Return how many lines after a frame of a Python traceback its exception stands, 0 where that is not to be seen.
+
+    It is the first line that is indented less than the frames, whatever its class is called.
+    """
+    indent = _indent(frame)
+    for ahead, line in enumerate(after, start=1):
+        if not line.strip() or line.lstrip().startswith(b'File "'):
+            return 0
+        if _indent(line) < indent:
+            return ahead if _EXCEPTION_NAME.match(line) else 0
+    return 0
+
+
+def _indent(line: bytes) -> int:
+    return len(line) - len(line.lstrip())
+
+
+_EXCEPTION_NAME = re.compile(rb"\s*[\w.]+(?::|$)")
+_WORD = re.compile(rb"\w+")
+_HEX = re.compile(rb"(?:0x)?[0-9a-fA-F]+")
+_NUMBER = re.compile(rb"[0-9]+")
+
+
+def without_numbers(line: bytes) -> bytes:
+    """Return the line with each number as 0: cheap, and the same for most lines that are alike."""
+    return _NUMBER.sub(b"0", line)
+
+
+def shape_of(line: bytes) -> bytes:
+    """Return the line without what changes from one occurrence to the next: numbers, hexadecimal ids and paths."""
+    parts = (b"/" if b"/" in part or b"\\" in part else part for part in line.split())
+    return b" ".join(part if part.isalpha() else _WORD.sub(_shape_of_word, part) for part in parts)
+
+
+def _shape_of_word(word: re.Match[bytes]) -> bytes:
+    found = word[0]
+    if found.isalpha() or not _NUMBER.search(found):
+        return found
+    return b"#" if _HEX.fullmatch(found) else _NUMBER.sub(b"#", found)
