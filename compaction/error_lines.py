@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from .error_classes import ErrorClass, ErrorForms, exception_after_frames, shape_of, without_numbers
+from .error_classes import (
+    LOG_CLASSES,
+    ErrorClass,
+    ErrorForms,
+    exception_after_frames,
+    shape_of,
+    without_clock,
+    without_numbers,
+)
 from .quoting import cleaned, clipped
 
 if TYPE_CHECKING:
@@ -92,9 +100,9 @@ class ErrorScan:
             found = list(shapes.values())
             if error_class is ErrorClass.EXCEPTION or (error_class is ErrorClass.LOCATION and not tested):
                 found.reverse()  # the last one ended the program
-            elif error_class in (ErrorClass.ERROR, ErrorClass.FATAL) and len(found) > 1:
+            elif error_class in LOG_CLASSES and len(found) > 1:
                 found.insert(1, found.pop())  # the first, the last, then the rest
-            ranked += [replace(one, rank=error_class.rank(place)) for place, one in enumerate(found)]
+            ranked += _ranked(error_class, found)
         return sorted(ranked, key=lambda one: (one.rank, one.line))
 
     def _search(self, stop: int) -> None:
@@ -201,11 +209,12 @@ class ErrorScan:
             oldest_of_newer = next(islice(shapes, _SHAPES_LIMIT // 2, None))
             self.other_lines += shapes.pop(oldest_of_newer).count
         window = max(start, first - _WINDOW_BYTES // 3) if end - start > _WINDOW_BYTES else start
-        text = cleaned(self._data[window : window + min(end - window, _WINDOW_BYTES)].decode(errors="replace"))
+        raw = cleaned(self._data[window : window + min(end - window, _WINDOW_BYTES)].decode(errors="replace"))
+        text = clipped(raw, around=first - window)
         shapes[shape] = ErrorLine(
             error_class=error_class,
             line=line,
-            text=clipped(text, around=first - window),
+            text=without_clock(text) if error_class in LOG_CLASSES else text,
             column=window - start + 1 if end - start > _WINDOW_BYTES else 0,
             last_line=line,
             before=self._line_before(start),
@@ -224,3 +233,15 @@ class ErrorScan:
     def _lines_after(self, end: int, count: int = _AHEAD_LINES) -> list[bytes]:
         ahead = self._data[end + 1 : end + 1 + _CONTEXT_BYTES].split(b"\n", count)[:count]
         return [line[:_WINDOW_BYTES] for line in ahead]
+
+
+def _ranked(error_class: ErrorClass, found: list[ErrorLine]) -> list[ErrorLine]:
+    """Give the lines of a class their ranks; what an assertion says in lines right below belongs to it."""
+    place, below, last_line = -1, 0, -_AHEAD_LINES
+    ranked = []
+    for one in found:
+        adjoins = error_class is ErrorClass.ASSERTION and 0 < one.line - last_line <= 2
+        place, below = (place, min(below + 1, 4)) if adjoins else (place + 1, 0)
+        last_line = one.line
+        ranked.append(replace(one, rank=error_class.rank(place) + below))
+    return ranked

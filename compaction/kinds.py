@@ -60,6 +60,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NUMBERED = re.compile(r"(?m)^ *[0-9]{1,9}\t")
+_NUMBERED_BYTES = re.compile(NUMBERED.pattern.encode())
 _READ_FOOTER = re.compile(r"(?ms)^\[lines? [0-9].*\Z")
 _SUFFIXES = {
     ".md": Kind.MARKDOWN,
@@ -118,6 +119,11 @@ def take_sample(text: StoredText) -> Sample:
     if numbered:
         parts = [NUMBERED.sub("", _READ_FOOTER.sub("", part)) for part in parts]
     return Sample(head=parts[0], middle=parts[1], tail=parts[2], numbered=numbered, whole=whole)
+
+
+def without_line_numbers(block: bytes) -> bytes:
+    """Return whole lines without the numbers before them."""
+    return _NUMBERED_BYTES.sub(b"", block)
 
 
 def first_bytes(chunks: Iterator[bytes], size_bytes: int) -> bytes:

@@ -12,7 +12,8 @@ QUOTED_CHARS = 160
 class PreviewLine(msgspec.Struct, frozen=True):
     """A line of a preview. The lowest `rank` is kept first.
 
-    `line` is the number of the line of the text that is quoted (with `lines`, of how many), 0 for a statement.
+    A quotation has the number of its `line`, and stands for `lines` lines with the blank ones that follow; gaps between
+    quotations are announced. An entry of a table of contents has a `line` too, with `lines` 0. Else it is a statement.
     """
 
     text: str

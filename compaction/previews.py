@@ -1,0 +1,311 @@
+"""What is shown of a stored text in place of the whole: the lines worth most, by kind, each with a rank.
+
+Every number before a colon is that of the line in the stored text, which `read` takes. A text of any size is read once
+at most, in bounded memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from .error_classes import LAST_TEST_RANK, ErrorClass
+from .error_lines import ErrorLine, ErrorScan
+from .kinds import Kind, Sample, take_sample, without_line_numbers
+from .preview_binary import binary_preview
+from .preview_json import json_preview
+from .preview_table import table_preview
+from .quoting import PreviewLine, quoted, strip_ansi_bytes
+
+if TYPE_CHECKING:
+    from .stored_text import StoredText
+
+_BLOCK_BYTES = 1 << 20
+_EDGE_LINES = 12
+_ERRORS_SHOWN = 40
+_ENTRIES_SHOWN = 60
+_FILES_HELD = 2000
+_TITLE_CHARS = 100
+_END_CHARS = 240
+
+
+def preview_lines(text: StoredText, kind: Kind) -> tuple[PreviewLine, ...]:
+    """Return lines of a preview in document order, more of them than fit a stub. Raises ArtifactError as `chunks`."""
+    if kind is Kind.BINARY:
+        return binary_preview(text)
+    sample = take_sample(text)
+    if kind is Kind.JSON:
+        found = json_preview(text, sample)
+    elif kind is Kind.CSV:
+        found = table_preview(text, sample)
+    elif kind is Kind.DIFF:
+        found = _diff_preview(text, sample)
+    elif kind in _CONTENTS:
+        found = _contents_preview(text, sample, kind)
+    else:
+        found = _output_preview(text, sample, kind)
+    return in_order(found or _edges(text, sample, first_rank=0))
+
+
+def in_order(lines: list[PreviewLine]) -> tuple[PreviewLine, ...]:
+    """Return statements first, then quotations by line, of those of the same line the one of the lowest rank."""
+    by_line: dict[int, PreviewLine] = {}
+    statements = [line for line in lines if not line.line]
+    for line in lines:
+        if line.line and (line.line not in by_line or line.rank < by_line[line.line].rank):
+            by_line[line.line] = line
+    return (*statements, *(by_line[number] for number in sorted(by_line)))
+
+
+def clean_blocks(text: StoredText, sample: Sample) -> Iterator[bytes]:
+    """Yield the text in blocks of whole lines without colour codes, carriage returns at line ends, and line numbers.
+
+    A line that is longer than a block comes in several.
+    """
+    for block in _blocks(text.chunks()):
+        clean = strip_ansi_bytes(block)
+        if b"\r\n" in clean:
+            clean = clean.replace(b"\r\n", b"\n")
+        yield without_line_numbers(clean) if sample.numbered else clean
+
+
+def _blocks(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    pending = b""
+    for chunk in chunks:
+        pending += chunk
+        end = pending.rfind(b"\n") + 1
+        if not end and len(pending) >= _BLOCK_BYTES:
+            end = len(pending)
+        if end:
+            yield pending[:end]
+            pending = pending[end:]
+    if pending:
+        yield pending
+
+
+# Plain text, logs, test output, traces
+
+
+def _output_preview(text: StoredText, sample: Sample, kind: Kind) -> list[PreviewLine]:
+    scan = ErrorScan()
+    for block in clean_blocks(text, sample):
+        scan.feed(block)
+    errors = scan.finish()
+    if kind is Kind.TEXT:
+        # Prose speaks of errors too: only what has the form of a failure, behind the first and the last line.
+        errors = [error for error in errors if error.rank <= LAST_TEST_RANK]
+        return [*_edges(text, sample, first_rank=0), *_error_lines(errors, scan, first_rank=2)]
+    edges = _edges(text, sample, first_rank=80)
+    if errors and errors[0].rank <= LAST_TEST_RANK and errors[-1].line < text.line_count:
+        # How it ended outranks the second failure, unless that was told.
+        told = any(error.error_class is ErrorClass.SUMMARY for error in errors)
+        edges = [_with_rank(edge, 4) if edge.line == text.line_count and not told else edge for edge in edges]
+    return [*edges, *_error_lines(errors, scan, first_rank=0)]
+
+
+def _error_lines(errors: list[ErrorLine], scan: ErrorScan, *, first_rank: int) -> list[PreviewLine]:
+    found: list[PreviewLine] = []
+    more = "" if scan.is_complete else "+"
+    for place, error in enumerate(errors[:_ERRORS_SHOWN]):
+        alike = f" [x{error.count:,}{more}, last at {error.last_line}]" if error.count > 1 else ""
+        column = f" (column {error.column})" if error.column else ""
+        rank = first_rank + error.rank
+        found.append(PreviewLine(f"{error.line}{column}{alike}: {error.text}", rank, error.line))
+        if place < _WITH_CONTEXT and error.error_class in _HAS_CONTEXT:
+            found += _context(error.line - 1, error.before, rank + 9)
+            found += _context(error.line + 1, error.after, rank + 4)
+    hidden = scan.other_lines + sum(error.count for error in errors[_ERRORS_SHOWN:])
+    if hidden:
+        found.append(PreviewLine(f"{hidden:,}{more} more lines with errors", first_rank + 76))
+    return found
+
+
+_WITH_CONTEXT = 4
+_HAS_CONTEXT = (ErrorClass.ASSERTION, ErrorClass.COMPILER, ErrorClass.EXCEPTION)
+
+
+def _context(number: int, line: str, rank: int) -> list[PreviewLine]:
+    shown = quoted(line)
+    return [PreviewLine(f"{number}: {shown}", rank, number)] if shown.strip() else []
+
+
+def _edges(text: StoredText, sample: Sample, *, first_rank: int) -> list[PreviewLine]:
+    """Return the first and the last lines that are not blank, the outermost with the lowest rank."""
+    count = text.line_count
+    head = list(enumerate(sample.head.split("\n")[: 4 * _EDGE_LINES], start=1))
+    first = _quotations([(number, line) for number, line in head if number <= count])[:_EDGE_LINES]
+    ends = (sample.head if sample.whole else sample.tail).removesuffix("\n").split("\n")
+    if count <= 1 or (len(ends) == 1 and not sample.whole):
+        return [*_ranked(first, first_rank), *_end_of_line(ends[-1], count, first_rank)]
+    # The first line of the tail may be a part of one.
+    numbered = list(zip(range(count - len(ends) + 1, count + 1), ends, strict=True))[0 if sample.whole else 1 :]
+    last = _quotations(numbered)[-_EDGE_LINES:]
+    return [*_ranked(first, first_rank), *_ranked(last[::-1], first_rank + 1)]
+
+
+def _quotations(numbered: list[tuple[int, str]]) -> list[PreviewLine]:
+    """Return the lines that are not blank, each with the blank ones that follow it."""
+    shown = [(number, line) for number, line in numbered if line.strip()]
+    ends = [number for number, _ in shown[1:]] + [numbered[-1][0] + 1] if shown else []
+    return [
+        PreviewLine(f"{number}: {quoted(line)}", 0, number, end - number)
+        for (number, line), end in zip(shown, ends, strict=True)
+    ]
+
+
+def _ranked(lines: list[PreviewLine], first_rank: int) -> list[PreviewLine]:
+    return [_with_rank(line, first_rank + 2 * place) for place, line in enumerate(lines)]
+
+
+def _end_of_line(line: str, number: int, first_rank: int) -> list[PreviewLine]:
+    """Return the end of one very long line, which is a statement: its start is the quotation."""
+    shown = quoted(line[-_END_CHARS:], around=_END_CHARS)
+    if len(line) <= len(shown):
+        return []
+    return [PreviewLine(f"line {number} ends: {shown if shown.startswith('…') else '…' + shown}", first_rank + 1)]
+
+
+def _with_rank(line: PreviewLine, rank: int) -> PreviewLine:
+    return msgspec.structs.replace(line, rank=rank)
+
+
+# Markdown and Python: the top of a table of contents
+
+_HEADING = re.compile(rb"(?m)^(#{1,6}[ \t]+\S.*| {0,3}(?:`{3,}|~{3,}).*)")
+_DEFINITION = re.compile(rb"(?m)^((?:    |\t)?(?:async[ ]+def|def|class)[ ]+\w+.*)")
+_CONTENTS = {Kind.MARKDOWN: _HEADING, Kind.PYTHON: _DEFINITION}
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    line: int
+    title: str
+    level: int
+
+
+def _contents_preview(text: StoredText, sample: Sample, kind: Kind) -> list[PreviewLine]:
+    entries, total = _first_entries(text, sample, kind)
+    if not entries:
+        return []
+    what = "headings" if kind is Kind.MARKDOWN else "definitions"
+    levels = sorted({entry.level for entry in entries})
+    found = [PreviewLine(f"{total:,} {what}", 0)]
+    for place, entry in enumerate(entries):
+        # All of a level before those below it.
+        rank = 2 + levels.index(entry.level) * _ENTRIES_SHOWN + place
+        found.append(PreviewLine(f"{entry.line}: {entry.title}", rank, entry.line, 0))
+    first = next((line for line in sample.head.split("\n") if line.strip()), "")
+    if first and entries[0].line > 1:
+        number = sample.head[: sample.head.index(first)].count("\n") + 1
+        found.append(PreviewLine(f"{number}: {quoted(first)}", 5, number, 0))
+    return found
+
+
+def _first_entries(text: StoredText, sample: Sample, kind: Kind) -> tuple[list[_Entry], int]:
+    """Return entries up to a bound, of which those of the upper levels are kept longest, and how many there are."""
+    entries: list[_Entry] = []
+    total, lines_before, fence = 0, 0, ""
+    for block in clean_blocks(text, sample):
+        line, counted_to = lines_before + 1, 0
+        for match in _CONTENTS[kind].finditer(block):
+            line += block.count(b"\n", counted_to, match.start())
+            counted_to = match.start()
+            title = match[1][: 4 * _TITLE_CHARS].decode(errors="replace")
+            if kind is Kind.MARKDOWN and not title.startswith("#"):
+                fence = _fence_after(fence, title.strip())
+            elif not fence:
+                total += 1
+                entries.append(_Entry(line, quoted(_title(title, kind), limit=_TITLE_CHARS), _level(title)))
+        lines_before += block.count(b"\n")
+        if len(entries) > 4 * _ENTRIES_SHOWN:
+            entries = _upper(entries)
+    return _upper(entries), total
+
+
+def _upper(entries: list[_Entry]) -> list[_Entry]:
+    kept = sorted(entries, key=lambda entry: (entry.level, entry.line))[:_ENTRIES_SHOWN]
+    return sorted(kept, key=lambda entry: entry.line)
+
+
+def _fence_after(fence: str, line: str) -> str:
+    mark = line[: len(line) - len(line.lstrip(line[0]))]
+    if not fence:
+        return mark
+    return "" if mark.startswith(fence) and not line[len(mark) :].strip() else fence
+
+
+def _title(title: str, kind: Kind) -> str:
+    return title.split("(", 1)[0].rstrip(": ") if kind is Kind.PYTHON else title.rstrip(" #") or title
+
+
+def _level(title: str) -> int:
+    if title.startswith("#"):
+        return len(title) - len(title.lstrip("#"))
+    return int(title[0].isspace())
+
+
+# Diffs
+
+_FILE_START = re.compile(rb"(?m)^(?:diff --git .*|--- (?=\S.*\n\+\+\+ ).*)")
+_DIFF_NAME = re.compile(r"diff --git (?:\"?a/)?(.+?)\"? \"?b/(.+?)\"?$")
+
+
+class _FileDiff(msgspec.Struct):
+    line: int
+    name: str
+    added: int = 0
+    removed: int = 0
+
+
+def _diff_preview(text: StoredText, sample: Sample) -> list[PreviewLine]:
+    files: list[_FileDiff] = []
+    total, added, removed = 0, 0, 0
+    current = _FileDiff(0, "")
+    lines_before = 0
+    for block in clean_blocks(text, sample):
+        starts = [match for match in _FILE_START.finditer(block) if not _belongs_to(block, match.start())]
+        edges = [0, *(match.start() for match in starts), len(block)]
+        for place, (start, end) in enumerate(pairwise(edges)):
+            if place:
+                header = starts[place - 1][0].decode(errors="replace")
+                current = _FileDiff(lines_before + 1 + block.count(b"\n", 0, start), _name_of(header))
+                total += 1
+                if len(files) < _FILES_HELD:
+                    files.append(current)
+            more, less = _changed(block, start, end)
+            current.added, current.removed = current.added + more, current.removed + less
+            added, removed = added + more, removed + less
+        lines_before += block.count(b"\n")
+    if not total:
+        return []
+    found = [PreviewLine(f"{total:,} files changed, +{added:,} -{removed:,}", 0)]
+    largest = sorted(files, key=lambda one: -(one.added + one.removed))
+    for place, one in enumerate(largest[:_ENTRIES_SHOWN]):
+        name = quoted(one.name, around=len(one.name), limit=_TITLE_CHARS)
+        found.append(PreviewLine(f"{one.line}: {name} +{one.added:,} -{one.removed:,}", 1 + place, one.line, 0))
+    return found
+
+
+def _belongs_to(block: bytes, start: int) -> bool:
+    """Whether a ``---`` line stands below the ``diff --git`` line of its file, which was met already."""
+    if not block.startswith(b"--- ", start):
+        return False
+    before = block[max(0, start - 1000) : start]
+    header = before.rfind(b"diff --git ")
+    return header >= 0 and b"\n@@" not in before[header:]
+
+
+def _changed(block: bytes, start: int, end: int) -> tuple[int, int]:
+    """Count added and removed lines of [start, end), without the two lines that name a file."""
+    before = max(0, start - 1)
+    added = block.count(b"\n+", before, end) - block.count(b"\n+++ ", before, end)
+    removed = block.count(b"\n-", before, end) - block.count(b"\n--- ", before, end)
+    return added, removed
+
+
+def _name_of(header: str) -> str:
+    named = _DIFF_NAME.match(header)
+    return named[2] if named else header.removeprefix("--- ").removeprefix("a/").split("\t")[0]

@@ -1,0 +1,169 @@
+"""What stands in the window for a stored result: what it is, the best of it that fits, and how to look into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from .artifacts import ArtifactRef
+from .kinds import Kind
+from .quoting import PreviewLine, cleaned, clipped
+
+LEAST_BUDGET_TOKENS = 128
+ID_DIGITS = 12
+_LINE_CHARS = (256, 100, 60)
+_BEST_LINES = 4
+_ENOUGH_LINES = 2
+_SOURCE_CHARS = 40
+_ARGUMENTS_CHARS = (100, 40, 0)
+_MOST_LINES = 63
+_EXTRA_TRIES = 6
+
+
+class StubFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stub says of an artifact. `source` is a tool's name, or a phrase for what no tool made, in which case
+    `repeatable` is False. `tokens` is exact or, where `tokens_exact` is False, a guess. `redacted` counts secrets."""
+
+    source: str
+    arguments: str
+    ref: ArtifactRef
+    shown_path: str
+    lines: int
+    tokens: int
+    tokens_exact: bool
+    kind: Kind
+    redacted: int
+    repeatable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    header: str
+    footer: str
+
+    def around(self, shown: Sequence[str]) -> str:
+        return "\n".join(part for part in (self.header, *shown, self.footer) if part)
+
+
+def write_stub(
+    facts: StubFacts, preview: Sequence[PreviewLine], *, budget_tokens: int, count: Callable[[str], int]
+) -> str:
+    """Return a stub of at most `budget_tokens` tokens by `count`, which is asked for a few dozen texts at most.
+
+    Of the preview the lowest ranks are kept, in their order, with the number of lines left out between quotations. From
+    `LEAST_BUDGET_TOKENS` on the size, the artifact's id and how to query it always fit, at no less than a character for
+    each token.
+    """
+    by_rank = sorted(range(len(preview)), key=lambda place: preview[place].rank)[:_MOST_LINES]
+    best = [preview[place] for place in sorted(by_rank[:_BEST_LINES])]
+    frame = _choose_frame(facts, best, budget_tokens, count)
+    kept: list[int] = []
+    for line_chars in _LINE_CHARS:
+
+        def text_of(places: Sequence[int], line_chars: int = line_chars) -> str:
+            shown = _shown([preview[place] for place in sorted(places)], line_chars)
+            return frame.around(shown)
+
+        kept = _pack(by_rank, lambda places: count(text_of(places)) <= budget_tokens)
+        if len(kept) >= min(_ENOUGH_LINES, len(preview)):
+            break
+    return text_of(kept)
+
+
+def _pack(by_rank: Sequence[int], fits: Callable[[Sequence[int]], bool]) -> list[int]:
+    """Return as many of the first places as fit together, and of the next few those that still fit."""
+    # Invariant: by_rank[:least] fits or is empty, by_rank[:most] does not fit or is more than there is.
+    least, most = 0, len(by_rank) + 1
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if fits(by_rank[:middle]) else (least, middle)
+    kept = list(by_rank[:least])
+    for place in by_rank[least + 1 : least + 1 + _EXTRA_TRIES]:
+        if fits([*kept, place]):
+            kept.append(place)
+    return kept
+
+
+def _choose_frame(
+    facts: StubFacts, best: Sequence[PreviewLine], budget_tokens: int, count: Callable[[str], int]
+) -> _Frame:
+    """Return the fullest header and footer with which the best lines fit, as far as they can; else the shortest.
+
+    The path gives way to them: the id alone finds the artifact too.
+    """
+    path = cleaned(facts.shown_path)
+    if len(path) > 4 * budget_tokens or count(path) > budget_tokens * 3 // 10:
+        path = ""
+    shown = _shown(best, _LINE_CHARS[0])
+    fullest = _Frame(_header(facts, _ARGUMENTS_CHARS[0]), _footer(facts, path))
+    if path and count(fullest.around(shown)) <= budget_tokens:
+        return fullest
+    for argument_chars in _ARGUMENTS_CHARS:
+        frame = _Frame(_header(facts, argument_chars), _footer(facts, ""))
+        if count(frame.around(())) <= budget_tokens * 3 // 5:
+            return frame
+    frame = _Frame(_header(facts, 0), f"[{_queries(facts)}]")
+    if count(frame.around(())) <= budget_tokens * 4 // 5:
+        return frame
+    return _Frame("", f"[{facts.ref.size_bytes:,} bytes stored; {_queries(facts)}]")
+
+
+def _header(facts: StubFacts, argument_chars: int) -> str:
+    about = "" if facts.tokens_exact else "about "
+    parts = [
+        f"{facts.ref.size_bytes:,} bytes",
+        _counted(facts.lines, "line"),
+        f"{about}{_counted(facts.tokens, 'token')}",
+        facts.kind.value,
+    ]
+    if facts.redacted:
+        parts.append(f"{_counted(facts.redacted, 'secret')} redacted")
+    arguments = clipped(cleaned(facts.arguments), limit=argument_chars) if argument_chars else ""
+    origin = f"{_source(facts)} {arguments}".rstrip()
+    return f"[stored whole, not shown: {', '.join(parts)}; from {origin}]"
+
+
+def _footer(facts: StubFacts, path: str) -> str:
+    parts = [_queries(facts)]
+    if path:
+        parts.append(f"path {path}")
+    if facts.repeatable:
+        parts.append(f"running {_source(facts)} again only makes it again")
+    return f"[{'; '.join(parts)}]"
+
+
+def _queries(facts: StubFacts) -> str:
+    artifact = facts.ref.sha256[:ID_DIGITS]
+    return f"artifact id={artifact} action=toc, action=search query=…, action=read offset=1 limit=200"
+
+
+def _source(facts: StubFacts) -> str:
+    return clipped(cleaned(facts.source), limit=_SOURCE_CHARS)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _shown(preview: Sequence[PreviewLine], line_chars: int) -> list[str]:
+    """Return the lines as they stand in a stub, with what is left out between two quotations.
+
+    Lines [1, passed) are quoted or left out. A text cannot end the preview: no line of it begins as ours.
+    """
+    shown: list[str] = []
+    passed = 0
+    for line in preview:
+        if line.line and line.lines:
+            shown += _gap(line.line - passed) if passed else []
+            passed = max(passed, line.line + line.lines)
+        text = clipped(cleaned(line.text), limit=line_chars)
+        shown.append(f" {text}" if text.startswith("[") else text)
+    return shown
+
+
+def _gap(lines: int) -> list[str]:
+    if lines <= 1:  # the numbers beside a single one say which it is
+        return ["…"] if lines == 1 else []
+    return [f"… {_counted(lines, 'line')} …"]
