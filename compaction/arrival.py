@@ -1,79 +1,95 @@
-"""The arrival gate: what a result may bring into the window, decided before it enters.
+"""The arrival gate: what a result may bring into the window, decided before it enters. Pure.
 
-Planning is pure. Something too large is put into the artifact store whole, and a stub with its path stands in the
-window; it never reaches the model's context, so there is no prefill of it and no later rewrite.
+Something too large is put into the artifact store whole, and a stub with its path stands in the window; it never
+reaches the model's context, so there is no prefill of it and no later rewrite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import enum
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from .artifacts import ArtifactRef
+MOST_STUB_TOKENS = 300
+LEAST_STUB_TOKENS = 128
+REFUSAL_TOKENS = 96
+"""What the refusal of a page takes at most, with its numbers."""
 
-STUB_LINE_CHARS = 160
-STUB_EDGE_LINES = 3
+MOST_BYTES_PER_TOKEN = 128
+"""No token of a known vocabulary is longer (runs of white space are the longest): more bytes than this for each
+token of a limit are over it without counting."""
+
+SLICE_CHARACTERS = 1 << 15
+_SLACK_TOKENS_PER_CUT = 64
+
+
+class Form(enum.Enum):
+    """How a result enters: as it is, as a stub, or (a page of something that stays) as a refusal with the numbers."""
+
+    WHOLE = "whole"
+    STUB = "stub"
+    REFUSED = "refused"
+
+
+class Measure(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens of a text: exact, or an estimate for one that is surely over the limit that it was held against."""
+
+    tokens: int
+    exact: bool
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """One result at the gate. `tokens` is exact, or a floor for what is too large to count (`over` is then set)."""
+    """One result at the gate, in the form it has so far, with the tokens that this form takes.
+
+    `paged`: a page of something that stays, which is never stored a second time.
+    """
 
     tokens: int
-    limit_tokens: int
-    over: bool = False
+    form: Form = Form.WHOLE
+    paged: bool = False
 
 
-def plan_admission(arrivals: Sequence[Arrival], *, left_tokens: int, stub_tokens: int) -> tuple[bool, ...]:
-    """Return for each of one step's results whether it enters whole.
+def measure(text: str, limit_tokens: int, count: Callable[[str], int]) -> Measure:
+    """Count `text` exactly, or see early that it is over the limit; then the tokens are extrapolated.
 
-    Over its limit it does not. Of the others the largest leave first, until all that enters and the stubs of what
-    does not fit in `left_tokens`.
+    A cut between two slices can split tokens, so that a sum is over by a few for each cut: what is near the limit is
+    counted as one.
     """
-    whole = [not arrival.over and arrival.tokens <= arrival.limit_tokens for arrival in arrivals]
+    counted, most_tokens = 0, limit_tokens
+    size_bytes = len(text.encode("utf-8", "replace"))
+    if size_bytes > limit_tokens * MOST_BYTES_PER_TOKEN:
+        sample = text[:SLICE_CHARACTERS]
+        return Measure(tokens=max(limit_tokens + 1, count(sample) * len(text) // len(sample)), exact=False)
+    for start in range(0, len(text), SLICE_CHARACTERS):
+        counted += count(text[start : start + SLICE_CHARACTERS])  # [start, start + SLICE_CHARACTERS)
+        most_tokens += _SLACK_TOKENS_PER_CUT
+        seen = min(len(text), start + SLICE_CHARACTERS)
+        if seen < len(text) and counted > most_tokens:
+            return Measure(tokens=max(limit_tokens + 1, counted * len(text) // seen), exact=False)
+    return Measure(tokens=counted if len(text) <= SLICE_CHARACTERS else count(text), exact=True)
 
-    def total() -> int:
-        return sum(arrival.tokens if enters else stub_tokens for arrival, enters in zip(arrivals, whole, strict=True))
 
-    by_size = sorted(range(len(arrivals)), key=lambda place: -arrivals[place].tokens)
-    for place in by_size:
-        if total() <= left_tokens:
-            break
-        if whole[place] and arrivals[place].tokens > stub_tokens:
-            whole[place] = False
-    return tuple(whole)
+def stub_budget(*, arrival_tokens: int, left_tokens: int, arrivals: int) -> int:
+    """Return the tokens that each stub of a step may take: 300, half of the threshold, or a fair share of little room,
+    but never less than a stub needs to say where the content is."""
+    share = left_tokens // max(1, arrivals)
+    return max(LEAST_STUB_TOKENS, min(MOST_STUB_TOKENS, arrival_tokens // 2, share))
 
 
-def stub_text(
-    *,
-    tool: str,
-    arguments: str,
-    ref: ArtifactRef,
-    shown_path: str,
-    lines: int,
-    head: Sequence[str],
-    tail: Sequence[str],
-) -> str:
-    """Return the text that stands for an artifact: what it is, its edges, its path, and how to read on.
+def page_share(*, arrival_tokens: int, left_tokens: int, calls: int) -> int:
+    """Return the threshold that the bodies of a step's calls are told of, so that the pages they make fit together."""
+    return max(LEAST_STUB_TOKENS, min(arrival_tokens, left_tokens // max(1, calls)))
 
-    `head` and `tail` are the first and last lines as they are; each is shown up to `STUB_LINE_CHARS` characters.
+
+def next_to_leave(arrivals: Sequence[Arrival], *, left_tokens: int, stub_tokens: int) -> int | None:
+    """Return which of one step's results is to leave the window next, None where nothing has to or can.
+
+    The largest that would gain by a stub goes first; pages are refused only when no stub helps any more.
     """
-    first = [_clip(line) for line in head[:STUB_EDGE_LINES]]
-    last = [_clip(line) for line in tail[len(tail) - min(len(tail), STUB_EDGE_LINES, max(0, lines - len(first))) :]]
-    hidden = lines - len(first) - len(last)
-    between = [f"… {hidden:,} lines between …"] if hidden > 0 else []
-    return "\n".join(
-        (
-            f"[stored whole, not shown: {ref.size_bytes:,} bytes, {lines:,} lines, from {tool} {_clip(arguments)}]",
-            *first,
-            *between,
-            *last,
-            f"[{ref.sha256[:12]} · read it by parts: read path={shown_path} offset=1 limit=100, or search in it. "
-            f"Running {tool} again only makes it again.]",
-        )
-    )
-
-
-def _clip(line: str) -> str:
-    clean = line.rstrip("\r\n")
-    return clean if len(clean) <= STUB_LINE_CHARS else clean[:STUB_LINE_CHARS] + "…"
+    if sum(arrival.tokens for arrival in arrivals) <= left_tokens:
+        return None
+    whole = [place for place, arrival in enumerate(arrivals) if arrival.form is Form.WHOLE]
+    storable = [place for place in whole if not arrivals[place].paged and arrivals[place].tokens > stub_tokens]
+    pages = [place for place in whole if arrivals[place].paged and arrivals[place].tokens > REFUSAL_TOKENS]
+    return max(storable or pages, key=lambda place: arrivals[place].tokens, default=None)

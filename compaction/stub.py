@@ -12,7 +12,6 @@ from .kinds import Kind
 from .quoting import PreviewLine, cleaned, clipped
 
 LEAST_BUDGET_TOKENS = 128
-ID_DIGITS = 12
 _LINE_CHARS = (256, 100, 60)
 _BEST_LINES = 4
 _ENOUGH_LINES = 2
@@ -135,8 +134,7 @@ def _footer(facts: StubFacts, path: str) -> str:
 
 
 def _queries(facts: StubFacts) -> str:
-    artifact = facts.ref.sha256[:ID_DIGITS]
-    return f"artifact id={artifact} action=toc, action=search query=…, action=read offset=1 limit=200"
+    return f"artifact id={facts.ref.short_id} action=toc, action=search query=…, action=read offset=1 limit=200"
 
 
 def _source(facts: StubFacts) -> str:

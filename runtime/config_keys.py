@@ -116,7 +116,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     instructions: Text = "AGENTS.md"
     dialect: DialectName | None = None
     template: Literal["chatml"] | None = None
-    arrival_tokens: Annotated[int, Meta(ge=64, le=16_777_216)] | None = None
+    arrival_tokens: Annotated[int, Meta(ge=256, le=16_777_216)] | None = None
     engine: EngineConfig = EngineConfig()
     sampling: SamplingConfig = SamplingConfig()
     turn: TurnConfig = TurnConfig()

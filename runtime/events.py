@@ -164,7 +164,7 @@ class StepEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="step/end
 
 
 class UserMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="user/message"):
-    """`artifact` names the original bytes where the text did not encode as UTF-8."""
+    """`artifact` names the whole message where `text` is not all of it: a stub stands in it, or it was not UTF-8."""
 
     text: str
     artifact: str | None = None
@@ -188,11 +188,13 @@ class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="notice"):
-    """Text authored by the runtime, a message of its own of the user's shape. `text` is as the model reads it."""
+    """Text authored by the runtime, a message of its own of the user's shape. `text` is as the model reads it, with a
+    stub in it where `artifact` names the blob."""
 
     producer: str
     form: str
     text: str
+    artifact: str | None = None
     spans: tuple[Span, ...] = ()
 
 

@@ -24,8 +24,9 @@ class Offers:
         self._grammar: Grammar | None = None
 
     def tools(self) -> tuple[CallableTool, ...]:
-        """Return the tools with the paths that exist now, and the blobs that stubs have named."""
-        return self._runner.callable_tools(self._gate.paths_of(self._transcript.state.artifacts))
+        """Return the tools with the paths that exist now, and the blobs that stubs or the person have named."""
+        state = self._transcript.state
+        return self._runner.callable_tools(self._gate.citations((*state.artifacts, *state.named_hashes)))
 
     def grammar(self, choice: ToolChoice) -> Grammar | None:
         """Return the grammar of a call under `choice`; None where none may be made."""

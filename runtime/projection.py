@@ -5,19 +5,22 @@ And what a resume must append after a crash, so that no call is left without a r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from ..compaction.artifacts import ArtifactRef
 from .calls import CallId, LoggedCall
 from .events import (
     AssistantMessage,
     Author,
     HeaderReason,
     Logged,
+    Notice,
     RequestHeader,
     Seq,
     SessionStart,
@@ -38,6 +41,9 @@ OUTCOME_UNKNOWN = (
     "was not recorded"
 )
 NOT_MEASURED = "not measured: the session was interrupted within this step"
+
+MOST_NAMED_HASHES = 16
+_HASH = re.compile(r"\b[0-9a-f]{12,64}\b")
 
 FILE_WRITERS = {"write": "path", "edit": "path"}
 """The tools whose call says which file they write, and the argument that does."""
@@ -80,7 +86,7 @@ class SessionState(msgspec.Struct, frozen=True, kw_only=True):
     `header` is the session prefix in force. `turn` is the turn in progress, `rounds` its steps so far, `last_turn`
     the number of the last one that started. `unfinished` are calls without a result, in call order.
     `files_uncertain` were being written by a call whose outcome is not known. `artifacts` are the hashes of the
-    blobs whose stubs stand in results.
+    blobs whose stubs are in the log, `named_hashes` the last words in a person's messages that may name others.
     """
 
     seq: Seq | None = None
@@ -99,6 +105,7 @@ class SessionState(msgspec.Struct, frozen=True, kw_only=True):
     files_written: tuple[str, ...] = ()
     files_uncertain: tuple[str, ...] = ()
     artifacts: tuple[str, ...] = ()
+    named_hashes: tuple[str, ...] = ()
     totals: Totals = Totals()
 
     @property
@@ -137,18 +144,12 @@ def fold(state: SessionState, logged: Logged) -> SessionState:
     return replace(state, seq=logged.seq, time=logged.time, **changes)
 
 
-def plan_recovery(state: SessionState) -> Recovery:
-    """Return what is missing for `state` to be at rest; of one that is, nothing. Applied, it is at rest."""
-    results = tuple(
-        ToolResult(
-            call_id=unfinished.call.id,
-            name=unfinished.call.name,
-            content=OUTCOME_UNKNOWN if unfinished.started else NOT_STARTED,
-            is_error=True,
-            synthetic=True,
-        )
-        for unfinished in state.unfinished
-    )
+def plan_recovery(state: SessionState, rescued: Mapping[CallId, ArtifactRef] | None = None) -> Recovery:
+    """Return what is missing for `state` to be at rest; of one that is, nothing. Applied, it is at rest.
+
+    `rescued` is what calls had put out before they were cut off.
+    """
+    results = tuple(_result_of_cut_off(one, (rescued or {}).get(one.call.id)) for one in state.unfinished)
     step_end = turn_end = None
     if state.step is not None:
         request = state.step.request
@@ -163,6 +164,21 @@ def plan_recovery(state: SessionState) -> Recovery:
         results=results,
         step_end=step_end,
         turn_end=turn_end,
+    )
+
+
+def _result_of_cut_off(one: UnfinishedCall, output: ArtifactRef | None) -> ToolResult:
+    content = OUTCOME_UNKNOWN if one.started else NOT_STARTED
+    if output is not None:
+        content += f". Its output until then, {output.size_bytes:,} bytes: artifact {output.short_id}"
+    return ToolResult(
+        call_id=one.call.id,
+        name=one.call.name,
+        content=content,
+        is_error=True,
+        artifact=None if output is None else output.sha256,
+        size_bytes=0 if output is None else output.size_bytes,
+        synthetic=True,
     )
 
 
@@ -211,7 +227,23 @@ def _on_step_end(state: SessionState, event: StepEnd) -> _Changes:
 
 def _on_user_message(state: SessionState, event: UserMessage) -> _Changes:
     first = event.text if state.totals.user_messages == 0 else state.first_user_text
-    return {"first_user_text": first, "totals": replace(state.totals, user_messages=state.totals.user_messages + 1)}
+    named = dict.fromkeys((*state.named_hashes, *_HASH.findall(event.text)))
+    return {
+        "first_user_text": first,
+        "artifacts": _with_artifact(state, event.artifact),
+        "named_hashes": tuple(named)[-MOST_NAMED_HASHES:],
+        "totals": replace(state.totals, user_messages=state.totals.user_messages + 1),
+    }
+
+
+def _on_notice(state: SessionState, event: Notice) -> _Changes:
+    return {"artifacts": _with_artifact(state, event.artifact)}
+
+
+def _with_artifact(state: SessionState, artifact: str | None) -> tuple[str, ...]:
+    if artifact is None or artifact in state.artifacts:
+        return state.artifacts
+    return (*state.artifacts, artifact)
 
 
 def _on_assistant_message(state: SessionState, event: AssistantMessage) -> _Changes:
@@ -256,8 +288,7 @@ def _on_tool_result(state: SessionState, event: ToolResult) -> _Changes:
             failed_calls=state.totals.failed_calls + event.is_error,
         ),
     }
-    if event.artifact is not None and event.artifact not in state.artifacts:
-        changes["artifacts"] = (*state.artifacts, event.artifact)
+    changes["artifacts"] = _with_artifact(state, event.artifact)
     path = _written_path(asked)
     if path is not None and not event.is_error and path not in state.files_written:
         changes["files_written"] = (*state.files_written, path)
@@ -287,6 +318,7 @@ _FOLDS: dict[type, Callable[[SessionState, Any], _Changes]] = {
     StepStart: _on_step_start,
     StepEnd: _on_step_end,
     UserMessage: _on_user_message,
+    Notice: _on_notice,
     AssistantMessage: _on_assistant_message,
     ToolCallEvent: _on_tool_call,
     ToolResult: _on_tool_result,

@@ -17,14 +17,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ..kernels.errors import NoRoom, UsageError
+from ..kernels.errors import UsageError
 from .calls import CallableTool, ChoiceKind, ToolChoice
 from .cancel import Cancel
 from .engine import Engine, SequenceId
-from .events import PrefixSection, SessionId, UserMessage
+from .events import PrefixSection, SessionId
 from .git_ignore import IgnoreReport
-from .log_format import clean_text
 from .mentions import find_mentions, find_missing
+from .pasted import Message, message_of
 from .projection import Recovery
 from .session_open import Assembled, Resumed, SessionHost, SessionSettings, assemble
 from .store import Store
@@ -130,9 +130,10 @@ class Session:
     def send(self, text: str, *, choice: ToolChoice | None = None) -> Iterator[StreamEvent]:
         """Run one turn on a person's message and yield what happens; the last event is `TurnEnded`.
 
-        ``@path`` in the text attaches that file. Raises, before anything is written, UsageError for an empty message
-        or a choice that cannot be, and NoRoom for a message that does not fit; later only LogError, where the log
-        cannot be written.
+        ``@path`` in the text attaches that file. A message that is too large for the window is stored whole; its
+        beginning and end, and a stub, enter the window. Raises, before anything is logged, UsageError for an empty
+        message or a choice that cannot be, and NoRoom for a message of which not even the stub fits; later only
+        LogError, where the log cannot be written.
         """
         if self._closed:
             raise UsageError("this session is closed; open it again with resume")
@@ -144,9 +145,9 @@ class Session:
             self._running.close()
         self.transcript.recover()
         self._cancel = Cancel()
-        clean = clean_text(text)
-        self._require_room(clean.text)
-        self._running = self._turn(clean.text, clean.original_bytes, choice or ToolChoice())
+        parts = self._assembled.parts
+        message = message_of(text, gate=parts.gate, budgets=parts.budgets, transcript=self.transcript)
+        self._running = self._turn(message, choice or ToolChoice())
         return self._running
 
     def subagent(
@@ -223,30 +224,14 @@ class Session:
         if self._running is not None and getgeneratorstate(self._running) == GEN_RUNNING:
             raise UsageError("a turn of this session is being played: cancel it, and wait for its end")
 
-    def _turn(self, text: str, original: bytes | None, choice: ToolChoice) -> Generator[StreamEvent, None, None]:
-        artifact = None if original is None else self.store.artifacts.put(original, text=False).sha256
+    def _turn(self, message: Message, choice: ToolChoice) -> Generator[StreamEvent, None, None]:
         workspace = self._assembled.workspace
-        for missing in find_missing(text, workspace.has_file):
+        for missing in find_missing(message.own_words, workspace.has_file):
             yield NoticeGiven(producer="mentions", text=f"there is no file {missing!r} to attach", to_model=False)
         turn = Turn(
             parts=self._assembled.parts,
             cancel=self._cancel,
             choice=choice,
-            mentions=find_mentions(text, workspace.has_file),
+            mentions=find_mentions(message.own_words, workspace.has_file),
         )
-        yield from turn.run(UserMessage(text=text, artifact=artifact))
-
-    def _require_room(self, text: str) -> None:
-        budgets = self._assembled.parts.budgets
-        window_tokens = self.transcript.tokens_with(UserMessage(text=text))
-        if window_tokens > budgets.usable_tokens:
-            held = self.transcript.window.token_count
-            raise NoRoom(
-                f"this message is {window_tokens - held:,} tokens; the window of {budgets.n_ctx:,} holds {held:,} "
-                f"already and keeps {budgets.reply_reserve_tokens:,} for the reply, so {budgets.left_tokens(held):,} "
-                "are left. Put the text into a file and attach it with @path, or shorten it.",
-                n_ctx=budgets.n_ctx,
-                window_tokens=window_tokens,
-                reply_reserve_tokens=budgets.reply_reserve_tokens,
-                by_segment=self.transcript.window.tokens_by_kind(),
-            )
+        yield from turn.run(message.event)

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,6 +17,7 @@ from ..compaction.budget import Budgets
 from ..kernels.errors import ModelError, SessionNotFound
 from ..kernels.tokens import NO_TOKENS, TokenIds
 from .bound import BoundAccount
+from .chat_format import Shape
 from .composition import Composer
 from .dialects import choose_dialect, dialect_named
 from .engine import Engine, EngineInfo, Sampling, SequenceId
@@ -35,6 +37,7 @@ from .stream import PrefillProgressed
 from .subagent import ChildSession, OnSubagent, OpenChild, Parent, Subagents, depth_refusal
 from .tool_run import CallRunner
 from .tools.builtin import builtin_tools, optional_tools
+from .tools.captures import rescue_captures
 from .tools.catalogue import Catalogue
 from .tools.policy import Ask, ToolPolicies, check_usable, withheld_tools
 from .tools.spec import Policy, Tool
@@ -195,7 +198,8 @@ def _assemble(world: _World, *, resume: str | None, parent: Parent | None) -> As
             transcript.begin(_session_start(opened.id, world, header, parent), header)
         else:
             transcript.restore(opened.events, opened.tokens)
-            resumed = Resumed(report=opened.report or OpenReport(events=0), recovery=transcript.recover())
+            rescued = rescue_captures(store.session_folder(opened.id), store.artifacts)
+            resumed = Resumed(report=opened.report or OpenReport(events=0), recovery=transcript.recover(rescued))
         subagents = _subagents(world, header, transcript)
         parts = _parts(world, header, transcript, subagents, session=opened.id, sequence=sequence)
     except BaseException:
@@ -336,6 +340,12 @@ def _parts(
     engine, store, settings, host = world.engine, world.store, world.settings, world.host
     budgets = _budgets(world, header.sections)
     count = host.count_tokens or (lambda text: len(engine.tokenize(text, parse_special=False)))
+    forms = header.chat_format
+
+    def count_as(shape: Shape, text: str) -> int:
+        return count(forms.form(shape).apply(text))
+
+    artifacts = store.artifacts
     bound = BoundAccount(store.token_files(fingerprint=engine.info.fingerprint, besides=session))
     if len(transcript.evaluated):
         bound.add(transcript.evaluated, reply=NO_TOKENS)
@@ -357,14 +367,19 @@ def _parts(
         hooks=host.hooks if isinstance(host.hooks, Hooks) else host.hooks(session),
         workspace=world.workspace,
         capture_folder=store.session_folder(session),
-        count_tokens=count,
-        artifacts=store.artifacts,
+        count_tokens=partial(count_as, Shape.TOOL),
+        artifacts=artifacts,
         clock=host.timer,
         subagent=subagents.run,
         ask=host.ask,
         withheld=withheld_tools(world.catalogue, settings.usable_tools, refusals),
     )
-    gate = Gate(store=store.artifacts, count=count, shown_path=lambda ref: _shown_path(world.workspace, ref))
+    gate = Gate(
+        store=artifacts,
+        count=count_as,
+        shown_path=lambda ref: _shown_path(world.workspace, ref),
+        arrival_tokens=budgets.arrival_tokens,
+    )
     dialect = dialect_named(header.dialect)
     return TurnParts(
         engine=engine,

@@ -26,7 +26,7 @@ from .mentions import Mention
 from .subagent import RunSubagent
 from .tools.catalogue import Catalogue
 from .tools.policy import Ask, ToolPolicies
-from .tools.spec import Grounded, Policy, Tool, ToolContext, ToolOutput
+from .tools.spec import Citation, Grounded, Policy, Tool, ToolContext, ToolOutput
 from .tools.workspace import Workspace
 
 MOST_AT_ONCE = 10
@@ -157,20 +157,23 @@ class CallRunner:
     def offered_names(self) -> tuple[str, ...]:
         return tuple(tool.name for tool in self.offered)
 
-    def callable_tools(self, stored_files: Sequence[str] = ()) -> tuple[CallableTool, ...]:
-        """Return the tools as the grammar sees them now: with the paths that exist now, and the stored files that
-        stubs have named. A kind that has too many paths to offer is left free."""
-        values = {}
-        for kind in {kind for tool in self.offered for kind in tool.grounded.values()}:
+    def callable_tools(self, stored: Sequence[Citation] = ()) -> tuple[CallableTool, ...]:
+        """Return the tools as the grammar sees them now: with the paths that exist now, and the blobs `stored` that
+        stubs or the person have named. A kind that has too many values to offer is left free; a tool that looks into
+        artifacts is left out while there are none."""
+        values: dict[Grounded, tuple[str, ...]] = {Grounded.ARTIFACT: tuple(each.id for each in stored)}
+        for kind in {kind for tool in self.offered for kind in tool.grounded.values()} - {Grounded.ARTIFACT}:
             known = self.workspace.grounded_values(kind)
             if known is not None:
-                values[kind] = known if kind is Grounded.FOLDER else (*known, *stored_files)
+                paths = () if kind is Grounded.FOLDER else tuple(each.path for each in stored)
+                values[kind] = (*known, *paths)
         return tuple(
             CallableTool(
                 schema=tool.schema,
                 grounded={name: values[kind] for name, kind in tool.grounded.items() if kind in values},
             )
             for tool in self.offered
+            if stored or Grounded.ARTIFACT not in tool.grounded.values()
         )
 
     def mention_call(self, mention: Mention, call_id: CallId) -> LoggedCall:

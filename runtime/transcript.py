@@ -6,10 +6,11 @@ fails leaves all three as they were.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from ..compaction.artifacts import ArtifactRef
 from ..kernels.errors import LogWriteFailed
 from ..kernels.tokens import NO_TOKENS, TokenIds
 from .calls import CallId, LoggedCall, Piece
@@ -92,9 +93,12 @@ class Transcript:
                 self._evaluated = self._window.tokens()
         self._calls_made = self._state.last_call_number
 
-    def recover(self) -> Recovery:
-        """Bring a session that was cut off to rest: every call gets a result, and none is run again."""
-        recovery = plan_recovery(self._state)
+    def recover(self, rescued: Mapping[CallId, ArtifactRef] | None = None) -> Recovery:
+        """Bring a session that was cut off to rest: every call gets a result, and none is run again.
+
+        `rescued` is what calls had put out before they were cut off.
+        """
+        recovery = plan_recovery(self._state, rescued)
         for result in recovery.results:
             self._commit(result)
         for event in (recovery.step_end, recovery.turn_end):

@@ -12,15 +12,17 @@ from hashlib import sha256
 
 import msgspec
 
+from ..compaction.arrival import page_share
 from ..compaction.budget import Budgets
 from ..kernels.errors import ChapbookError, LogError, NoRoom
 from ..kernels.tokens import NO_TOKENS, TokenIds, concat_tokens
 from .calls import CallProblem, ChoiceKind, LoggedCall, ParsedReply, ToolChoice
 from .cancel import Cancel
+from .chat_format import Shape
 from .dialects.base import Dialect
 from .engine import Engine, FinishReason, GenerationReport
 from .events import Author, Event, Notice, StepUsage, ToolResult, TurnEndReason, UserMessage
-from .gate import Admitted, Gate, Offered
+from .gate import Admitted, Gate, Offered, call_arguments
 from .mentions import Mention
 from .offers import Offers
 from .request import Asked, Requester, was_cut
@@ -226,7 +228,9 @@ class Turn:
             calls,
             before_bodies=lambda started: self.parts.transcript.tool_calls(started, author=author),
             cancel=self.cancel,
-            arrival_tokens=self._arrival_tokens(author),
+            arrival_tokens=page_share(
+                arrival_tokens=self._arrival_tokens(author), left_tokens=self._left_tokens(calls), calls=len(calls)
+            ),
         )
         outcomes += tuple(self._unreadable(problem) for problem in problems)
         if outcomes:
@@ -234,24 +238,16 @@ class Turn:
 
     def _commit(self, outcomes: Sequence[CallOutcome], *, limit_tokens: int) -> Iterator[StreamEvent]:
         transcript = self.parts.transcript
-        offered = [Offered(call=one.call, output=one.output, limit_tokens=limit_tokens) for one in outcomes]
-        added = [
-            Offered(call=one.call, output=ToolOutput(content=context), limit_tokens=limit_tokens)
-            for one in outcomes
-            for context in one.context_added
-        ]
-        framing: list[Event] = [
-            *(ToolResult(call_id=one.call.id, name=one.call.name, content="") for one in outcomes),
-            *(_hook_notice("") for _ in added),
-        ]
-        left_tokens = self.parts.budgets.left_tokens(transcript.opened_tokens(before=framing))
+        offered = [_offered(one, limit_tokens) for one in outcomes]
+        added = [_offered_by_hook(one, context, limit_tokens) for one in outcomes for context in one.context_added]
+        left_tokens = self._left_tokens([one.call for one in outcomes], notices=len(added))
         admitted = self.parts.gate.admit([*offered, *added], left_tokens=left_tokens)
         results = admitted[: len(offered)]
         self._seen = [_seen(one, entering) for one, entering in zip(outcomes, results, strict=True)]
         # All of them are in the log before the host hears of one: it may stop reading at any event.
         for one, entering in zip(outcomes, results, strict=True):
             transcript.result(one.call, entering, seconds=one.seconds)
-        notices = [_hook_notice(entering.content) for entering in admitted[len(offered) :]]
+        notices = [_hook_notice(entering) for entering in admitted[len(offered) :]]
         for notice in notices:
             transcript.notice(notice)
         for one, entering in zip(outcomes, results, strict=True):
@@ -260,6 +256,14 @@ class Turn:
             yield NoticeGiven(producer=notice.producer, text=notice.text)
         for problem in (problem for one in outcomes for problem in one.hook_problems):
             yield NoticeGiven(producer="hook", text=problem, to_model=False)
+
+    def _left_tokens(self, calls: Sequence[LoggedCall], *, notices: int = 0) -> int:
+        """Return what the results of `calls`, and so many notices, may take besides their own markup."""
+        framing: list[Event] = [
+            *(ToolResult(call_id=call.id, name=call.name, content="") for call in calls),
+            *(Notice(producer="hook", form="context", text="") for _ in range(notices)),
+        ]
+        return self.parts.budgets.left_tokens(self.parts.transcript.opened_tokens(before=framing))
 
     def _unreadable(self, problem: CallProblem) -> CallOutcome:
         call = LoggedCall(id=self.parts.transcript.next_call_id(), name=UNREADABLE_CALL, arguments={})
@@ -314,8 +318,24 @@ class _Reply:
     usage: StepUsage
 
 
-def _hook_notice(text: str) -> Notice:
-    return Notice(producer="hook", form="context", text=f"{LABEL} added by a hook:\n{text}")
+def _offered(outcome: CallOutcome, limit_tokens: int) -> Offered:
+    call = outcome.call
+    return Offered(source=call.name, arguments=call_arguments(call), output=outcome.output, limit_tokens=limit_tokens)
+
+
+def _offered_by_hook(outcome: CallOutcome, context: str, limit_tokens: int) -> Offered:
+    return Offered(
+        source=f"a hook of {outcome.call.name}",
+        output=ToolOutput(content=context),
+        limit_tokens=limit_tokens,
+        lead=f"{LABEL} added by a hook:\n",
+        shape=Shape.USER,
+        repeatable=False,
+    )
+
+
+def _hook_notice(entering: Admitted) -> Notice:
+    return Notice(producer="hook", form="context", text=entering.content, artifact=entering.artifact)
 
 
 def _seen(outcome: CallOutcome, entering: Admitted) -> StepCall:

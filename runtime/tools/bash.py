@@ -26,6 +26,7 @@ from msgspec import Meta
 
 from ...kernels.errors import ToolError
 from . import confine
+from .captures import capture_path
 from .declare import tool
 from .spec import ToolContext, ToolOutput
 
@@ -62,7 +63,7 @@ def run_command(
     if program is None:
         raise ToolError("bash is not available on this machine: install it or put it on PATH")
     context.workspace.check()
-    capture = context.capture_folder / f"{context.call_id}.out"
+    capture = capture_path(context.capture_folder, context.call_id)
     with _created(capture) as output:
         try:
             run = _start(context, [program, "-c", command])
@@ -259,14 +260,10 @@ def _result(context: ToolContext, capture: Path, run: _Run, ending: _Ending, sto
         notes.append("the process that watched it was killed, so others may still run")
     if ending.left_running and not stopped:
         notes.append(f"{ending.left_running} processes left running were ended")
-    if capture.stat().st_size > _INLINE_BYTES_A_TOKEN * context.arrival_tokens:
+    text = None if capture.stat().st_size > _INLINE_BYTES_A_TOKEN * context.arrival_tokens else _text_of(capture)
+    if text is None:
         return ToolOutput(content=f"[{'; '.join(notes)}]", file=capture, is_error=is_error)
-    data = capture.read_bytes()
-    text = data.decode(errors="replace").replace("\0", "\ufffd")
-    if text.encode() == data:
-        capture.unlink()
-    else:
-        notes.append(f"bytes that are not text shown as \ufffd, all of them in {_place(context, capture)}")
+    capture.unlink()
     if not text:
         notes.append("no output")
     if is_error and run.is_confined and "Permission denied" in text:
@@ -275,6 +272,10 @@ def _result(context: ToolContext, capture: Path, run: _Run, ending: _Ending, sto
     return ToolOutput(content=f"{status_line}\n{text}" if text else status_line, is_error=is_error)
 
 
-def _place(context: ToolContext, capture: Path) -> str:
-    real = capture.resolve()
-    return str(real.relative_to(context.workspace.root) if real.is_relative_to(context.workspace.root) else real)
+def _text_of(capture: Path) -> str | None:
+    """Return what was captured; None where it is not all text, so that the file is handed on and no byte is lost."""
+    try:
+        text = capture.read_bytes().decode()
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text

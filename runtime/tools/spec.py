@@ -29,6 +29,13 @@ class Grounded(enum.StrEnum):
     ARTIFACT = "artifact"
 
 
+class Citation(msgspec.Struct, frozen=True, kw_only=True):
+    """How the model can name a stored blob: by the short id that its stub gives, or by its path."""
+
+    id: str
+    path: str
+
+
 class Policy(enum.StrEnum):
     ALLOW = "allow"
     ASK = "ask"

@@ -1,65 +1,116 @@
-"""The gate's plan: what enters whole, what becomes a stub."""
+"""The gate's plan: what leaves the window, how much of a text is counted, how little room is shared out."""
 
-from pathlib import Path
+from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chapbook.compaction.arrival import Arrival, plan_admission, stub_text
-from chapbook.compaction.artifacts import ArtifactRef
+from chapbook.compaction.arrival import (
+    LEAST_STUB_TOKENS,
+    MOST_BYTES_PER_TOKEN,
+    MOST_STUB_TOKENS,
+    REFUSAL_TOKENS,
+    SLICE_CHARACTERS,
+    Arrival,
+    Form,
+    measure,
+    next_to_leave,
+    page_share,
+    stub_budget,
+)
 
 STUB_TOKENS = 300
 
-arrivals = st.builds(
-    Arrival,
-    tokens=st.integers(min_value=0, max_value=20_000),
-    limit_tokens=st.integers(min_value=512, max_value=8000),
-    over=st.booleans(),
-)
+steps = st.lists(st.builds(Arrival, tokens=st.integers(0, 9_000), paged=st.booleans()), max_size=12)
 
 
-@given(st.lists(arrivals, max_size=12), st.integers(min_value=0, max_value=60_000))
-def test_nothing_over_its_limit_enters_and_the_rest_fits_unless_only_stubs_are_left(
-    step: list[Arrival], left: int
+def left_after(step: list[Arrival], left_tokens: int) -> list[Arrival]:
+    """Let leave what is named until nothing is, as the gate does, with stubs and refusals of full size."""
+    for _ in range(len(step) + 1):
+        place = next_to_leave(step, left_tokens=left_tokens, stub_tokens=STUB_TOKENS)
+        if place is None:
+            return step
+        paged = step[place].paged
+        form, tokens = (Form.REFUSED, REFUSAL_TOKENS) if paged else (Form.STUB, STUB_TOKENS)
+        step = [*step[:place], Arrival(tokens=tokens, form=form, paged=paged), *step[place + 1 :]]
+    raise AssertionError("it never came to an end")
+
+
+@given(steps, st.integers(-100, 60_000))
+def test_what_stays_fits_unless_nothing_more_would_gain_by_leaving(step: list[Arrival], left_tokens: int) -> None:
+    ended = left_after(step, left_tokens)
+    gains = [one for one in ended if one.form is Form.WHOLE and one.tokens > (96 if one.paged else STUB_TOKENS)]
+    assert sum(one.tokens for one in ended) <= left_tokens or not gains
+
+
+@given(steps, st.integers(-100, 60_000))
+def test_nothing_leaves_where_all_fits_and_no_page_leaves_before_a_stub_would_help(
+    step: list[Arrival], left_tokens: int
 ) -> None:
-    plan = plan_admission(step, left_tokens=left, stub_tokens=STUB_TOKENS)
-    assert len(plan) == len(step)
-    for arrival, enters in zip(step, plan, strict=True):
-        assert not (enters and (arrival.over or arrival.tokens > arrival.limit_tokens))
-    total = sum(a.tokens if enters else STUB_TOKENS for a, enters in zip(step, plan, strict=True))
-    smaller_than_a_stub = all(a.tokens <= STUB_TOKENS for a, enters in zip(step, plan, strict=True) if enters)
-    assert total <= left or smaller_than_a_stub
+    ended = left_after(step, left_tokens)
+    if sum(one.tokens for one in step) <= left_tokens:
+        assert ended == step
+    if any(one.form is Form.REFUSED for one in ended):
+        assert all(one.tokens <= STUB_TOKENS for one in ended if one.form is Form.WHOLE and not one.paged)
 
 
-@given(st.lists(arrivals, max_size=12), st.integers(min_value=0, max_value=60_000))
-def test_the_largest_leave_first(step: list[Arrival], left: int) -> None:
-    plan = plan_admission(step, left_tokens=left, stub_tokens=STUB_TOKENS)
-    admissible = [
-        (a.tokens, enters) for a, enters in zip(step, plan, strict=True) if not a.over and a.tokens <= a.limit_tokens
-    ]
-    kept = [tokens for tokens, enters in admissible if enters]
-    left_out = [tokens for tokens, enters in admissible if not enters]
-    assert not kept or not left_out or max(kept) <= max(left_out)
+@given(steps, st.integers(0, 60_000))
+def test_the_largest_leave_first(step: list[Arrival], left_tokens: int) -> None:
+    step = [Arrival(tokens=one.tokens) for one in step]
+    ended = left_after(step, left_tokens)
+    kept = [one.tokens for one in ended if one.form is Form.WHOLE]
+    gone = [before.tokens for before, after in zip(step, ended, strict=True) if after.form is Form.STUB]
+    assert not kept or not gone or max(kept) <= max(gone)
 
 
-def test_a_stub_names_size_path_edges_and_how_to_read_on() -> None:
-    ref = ArtifactRef(sha256="ab" * 32, size_bytes=370_000, path=Path("x"))
-    text = stub_text(
-        tool="bash",
-        arguments="command=cat book.txt",
-        ref=ref,
-        shown_path=".chapbook/artifacts/ab/abab.txt",
-        lines=9000,
-        head=["first", "second", "third", "fourth"],
-        tail=["before", "x" * 500, "last"],
-    )
-    for expected in ("370,000 bytes", "9,000 lines", "first", "last", "8,994 lines between", ".chapbook/artifacts/ab"):
-        assert expected in text
-    assert "fourth" not in text
-    assert "x" * 200 not in text
+def test_a_step_that_fits_exactly_keeps_everything_and_one_token_less_moves_the_largest() -> None:
+    step = [Arrival(tokens=400), Arrival(tokens=1_000), Arrival(tokens=600)]
+    assert next_to_leave(step, left_tokens=2_000, stub_tokens=STUB_TOKENS) is None
+    assert next_to_leave(step, left_tokens=1_999, stub_tokens=STUB_TOKENS) == 1
 
 
-def test_a_stub_of_few_lines_shows_them_once() -> None:
-    ref = ArtifactRef(sha256="cd" * 32, size_bytes=5000, path=Path("x"))
-    text = stub_text(tool="read", arguments="", ref=ref, shown_path="p", lines=1, head=["one"], tail=["one"])
-    assert text.count("one") == 1
+def words(text: str) -> int:
+    return len(text.split())
+
+
+@given(st.text(alphabet="ab \n", max_size=3_000), st.integers(1, 400))
+def test_a_text_of_one_slice_is_counted_exactly_or_is_surely_over(text: str, limit_tokens: int) -> None:
+    measured = measure(text, limit_tokens, len)
+    if measured.exact:
+        assert measured.tokens == len(text)
+    else:
+        assert len(text) > limit_tokens * MOST_BYTES_PER_TOKEN
+        assert measured.tokens > limit_tokens
+
+
+def test_a_text_near_its_limit_is_counted_whole_however_many_slices_it_has() -> None:
+    text = "word " * (2 * SLICE_CHARACTERS // 5)  # a slice cuts a word in two
+    exact = words(text)
+    for limit_tokens in (exact - 1, exact, exact + 1):
+        measured = measure(text, limit_tokens, words)
+        assert (measured.exact, measured.tokens) == (True, exact)
+
+
+def test_a_text_far_over_its_limit_is_not_read_to_its_end() -> None:
+    counted: list[int] = []
+
+    def count(text: str) -> int:
+        counted.append(len(text))
+        return len(text) // 4
+
+    text = "x" * (40 * SLICE_CHARACTERS)
+    measured = measure(text, 20_000, count)
+    assert not measured.exact
+    assert sum(counted) <= 4 * SLICE_CHARACTERS
+    assert abs(measured.tokens - len(text) // 4) <= len(text) // 100
+
+
+@given(st.integers(512, 8_000), st.integers(-500, 60_000), st.integers(1, 20))
+def test_stubs_and_pages_share_little_room_and_never_pass_their_own_limits(arrival: int, left: int, many: int) -> None:
+    budget = stub_budget(arrival_tokens=arrival, left_tokens=left, arrivals=many)
+    assert LEAST_STUB_TOKENS <= budget <= min(MOST_STUB_TOKENS, arrival // 2)
+    share = page_share(arrival_tokens=arrival, left_tokens=left, calls=many)
+    assert LEAST_STUB_TOKENS <= share <= arrival
+    if left >= many * LEAST_STUB_TOKENS:
+        assert budget * many <= left
+        assert share * many <= max(left, many * LEAST_STUB_TOKENS)
