@@ -28,7 +28,7 @@ _ANSI = (
     r"|\][^\x07\x1b\n]{0,4096}(?:\x07|\x1b\\)|[PX^_][^\x1b\n]{0,4096}\x1b\\|[ -/]+[0-~]|[0-Z\\^_`-~])"
 )
 _ANSI_TEXT = re.compile(_ANSI)
-_ANSI_BYTES = re.compile(_ANSI.encode())
+ANSI_CODE_BYTES = re.compile(_ANSI.encode())
 # C0, C1, soft hyphen, zero-width and bidirectional marks, line and paragraph separators, surrogates, tag characters.
 _CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
@@ -46,7 +46,7 @@ def strip_ansi(text: str) -> str:
 
 def strip_ansi_bytes(data: bytes) -> bytes:
     """Return the bytes without escape sequences; no line feed is removed."""
-    return _ANSI_BYTES.sub(b"", data) if b"\x1b" in data else data
+    return ANSI_CODE_BYTES.sub(b"", data) if b"\x1b" in data else data
 
 
 def cleaned(line: str) -> str:

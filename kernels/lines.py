@@ -12,10 +12,12 @@ from collections.abc import Iterator
 class LineReader:
     """Goes forward through UTF-8 chunks by lines and bytes, holding one chunk at a time."""
 
-    def __init__(self, chunks: Iterator[bytes]) -> None:
+    def __init__(self, chunks: Iterator[bytes], *, first_line: int = 1) -> None:
+        """`first_line` is the number of the line that the chunks begin with."""
         self._chunks = chunks
         self._chunk = b""
         self._at = 0
+        self._lines_before = first_line - 1
         self._newlines = 0
         self._last = ord("\n")
         self.passed_bytes = 0
@@ -23,7 +25,7 @@ class LineReader:
     @property
     def lines(self) -> int:
         """The lines begun in what was passed so far; at the end, the lines of the file."""
-        return self._newlines + (self._last != ord("\n"))
+        return self._lines_before + self._newlines + (self._last != ord("\n"))
 
     @property
     def ended_with_newline(self) -> bool:

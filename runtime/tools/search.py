@@ -61,7 +61,7 @@ class Tally:
         """Count a hit, and hold its line if it may be shown."""
         self.hits += 1
         if self.hits >= self.first and len(self.held) < HITS_HELD_LIMIT:
-            self.held.append(f"{path}:{hit.line}: {hit.text}")
+            self.held.append(f"{path}:{hit.line}: {hit.shown}")
 
 
 def search_tree(

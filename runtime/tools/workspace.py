@@ -159,11 +159,12 @@ class Workspace:
         if any(is_git_folder(component) for component in resolved.components):
             message = f"{path!r} lies under .git, where no tool writes; git does that"
             raise ContainmentError(message, path=path, rule=Rule.GIT_FOLDER)
-        if self.store_folder is not None and self._is_in_store(resolved.real):
+        if self.store_folder is not None and self.is_in_store(resolved.real):
             message = f"{path!r} lies in the session store, where no tool writes"
             raise ContainmentError(message, path=path, rule=Rule.STORE)
 
-    def _is_in_store(self, real: Path) -> bool:
+    def is_in_store(self, real: Path) -> bool:
+        """Whether a path without symbolic links is the session store or lies in it."""
         store = self.store_folder
         if store is None:
             return False

@@ -116,8 +116,8 @@ def test_a_pattern_that_needs_exponential_time_elsewhere_ends_here(context: Tool
 def test_unusable_patterns_are_refused_with_the_limit(context: ToolContext) -> None:
     with pytest.raises(ToolError, match="empty; use list"):
         found(context, "")
-    with pytest.raises(ToolError, match="5000 bytes; the limit is 4096"):
-        found(context, "x" * 5000)
+    with pytest.raises(ToolError, match="70000 bytes; the limit is 65536"):
+        found(context, "x" * 70_000)
 
 
 def test_hits_beyond_the_budget_are_counted_and_reached_by_offset(
