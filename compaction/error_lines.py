@@ -236,12 +236,12 @@ class ErrorScan:
 
 
 def _ranked(error_class: ErrorClass, found: list[ErrorLine]) -> list[ErrorLine]:
-    """Give the lines of a class their ranks; what an assertion says in lines right below belongs to it."""
+    """Give the lines of a class their ranks; what an assertion says in lines right below ranks behind its location."""
     place, below, last_line = -1, 0, -_AHEAD_LINES
     ranked = []
     for one in found:
         adjoins = error_class is ErrorClass.ASSERTION and 0 < one.line - last_line <= 2
-        place, below = (place, min(below + 1, 4)) if adjoins else (place + 1, 0)
+        place, below = (place, min(max(below, 1) + 1, 4)) if adjoins else (place + 1, 0)
         last_line = one.line
         ranked.append(replace(one, rank=error_class.rank(place) + below))
     return ranked

@@ -74,17 +74,15 @@ def clean_blocks(text: StoredText, sample: Sample) -> Iterator[bytes]:
 
 
 def _blocks(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    pending = b""
+    pending = bytearray()
     for chunk in chunks:
         pending += chunk
-        end = pending.rfind(b"\n") + 1
-        if not end and len(pending) >= _BLOCK_BYTES:
-            end = len(pending)
-        if end:
-            yield pending[:end]
-            pending = pending[end:]
+        if len(pending) >= _BLOCK_BYTES:
+            end = pending.rfind(b"\n") + 1 or len(pending)
+            yield bytes(pending[:end])
+            del pending[:end]
     if pending:
-        yield pending
+        yield bytes(pending)
 
 
 # Plain text, logs, test output, traces
@@ -98,7 +96,10 @@ def _output_preview(text: StoredText, sample: Sample, kind: Kind) -> list[Previe
     if kind is Kind.TEXT:
         # Prose speaks of errors too: only what has the form of a failure, behind the first and the last line.
         errors = [error for error in errors if error.rank <= LAST_TEST_RANK]
-        return [*_edges(text, sample, first_rank=0), *_error_lines(errors, scan, first_rank=2)]
+        edges = _edges(text, sample, first_rank=0)
+        if errors:
+            edges = [_with_rank(edge, edge.rank + 20) if edge.rank > 1 else edge for edge in edges]
+        return [*edges, *_error_lines(errors, scan, first_rank=2)]
     edges = _edges(text, sample, first_rank=80)
     if errors and errors[0].rank <= LAST_TEST_RANK and errors[-1].line < text.line_count:
         # How it ended outranks the second failure, unless that was told.
@@ -207,21 +208,26 @@ def _contents_preview(text: StoredText, sample: Sample, kind: Kind) -> list[Prev
 def _first_entries(text: StoredText, sample: Sample, kind: Kind) -> tuple[list[_Entry], int]:
     """Return entries up to a bound, of which those of the upper levels are kept longest, and how many there are."""
     entries: list[_Entry] = []
-    total, lines_before, fence = 0, 0, ""
+    lowest = 7
+    total, lines_before, fence = 0, 0, b""
     for block in clean_blocks(text, sample):
         line, counted_to = lines_before + 1, 0
         for match in _CONTENTS[kind].finditer(block):
             line += block.count(b"\n", counted_to, match.start())
             counted_to = match.start()
-            title = match[1][: 4 * _TITLE_CHARS].decode(errors="replace")
-            if kind is Kind.MARKDOWN and not title.startswith("#"):
+            title = match[1]
+            if kind is Kind.MARKDOWN and not title.startswith(b"#"):
                 fence = _fence_after(fence, title.strip())
             elif not fence:
                 total += 1
-                entries.append(_Entry(line, quoted(_title(title, kind), limit=_TITLE_CHARS), _level(title)))
+                level = _level(title)
+                if len(entries) < _ENTRIES_SHOWN or level < lowest:
+                    shown = _title(title[: 4 * _TITLE_CHARS].decode(errors="replace"), kind)
+                    entries.append(_Entry(line, quoted(shown, limit=_TITLE_CHARS), level))
+                if len(entries) > 2 * _ENTRIES_SHOWN:
+                    entries = _upper(entries)
+                    lowest = max(entry.level for entry in entries)
         lines_before += block.count(b"\n")
-        if len(entries) > 4 * _ENTRIES_SHOWN:
-            entries = _upper(entries)
     return _upper(entries), total
 
 
@@ -230,21 +236,21 @@ def _upper(entries: list[_Entry]) -> list[_Entry]:
     return sorted(kept, key=lambda entry: entry.line)
 
 
-def _fence_after(fence: str, line: str) -> str:
-    mark = line[: len(line) - len(line.lstrip(line[0]))]
+def _fence_after(fence: bytes, line: bytes) -> bytes:
+    mark = line[: len(line) - len(line.lstrip(line[:1]))]
     if not fence:
         return mark
-    return "" if mark.startswith(fence) and not line[len(mark) :].strip() else fence
+    return b"" if mark.startswith(fence) and not line[len(mark) :].strip() else fence
 
 
 def _title(title: str, kind: Kind) -> str:
     return title.split("(", 1)[0].rstrip(": ") if kind is Kind.PYTHON else title.rstrip(" #") or title
 
 
-def _level(title: str) -> int:
-    if title.startswith("#"):
-        return len(title) - len(title.lstrip("#"))
-    return int(title[0].isspace())
+def _level(title: bytes) -> int:
+    if title.startswith(b"#"):
+        return len(title) - len(title.lstrip(b"#"))
+    return int(title[:1].isspace())
 
 
 # Diffs
