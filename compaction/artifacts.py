@@ -161,7 +161,8 @@ class ArtifactStore:
     def open_text(self, ref: ArtifactRef) -> StoredText:
         """Return a blob as text, read by lines.
 
-        A blob with a line index is hashed whole only where that is missing or damaged, and then it is made anew. Raises ArtifactError where the blob is gone or is not what was stored.
+        A blob with a line index is hashed whole only where that is missing or damaged, and then it is made anew.
+        Raises ArtifactError where the blob is gone or is not what was stored.
         """
         if ref.path not in (blob_path(self.folder, ref.sha256, text=text) for text in (True, False)):
             raise ArtifactError(f"{ref.path} is not a blob of {self._places}", path=ref.path)

@@ -1,6 +1,8 @@
 """What tests of the archive share: texts of every kind, as tools really print them, and a store to put them in."""
 
 import json
+import shutil
+import subprocess
 from collections.abc import Callable
 
 import pytest
@@ -229,3 +231,20 @@ def stored(tmp_path_factory):
     yield put
     for text in opened:
         text.close()
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ArtifactStore(tmp_path / "artifacts")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 64 KB. Where mounting is refused the test is skipped: the file size limit is tested anyway."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=False).returncode:
+        pytest.skip("mounting a small file system is not allowed here")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)  # a test that failed may have files open

@@ -28,11 +28,6 @@ ENCODINGS = [
 PIECES = st.sampled_from(["a", "bc", "\n", "\n\n", "\r\n", "é", "日", "😀", "\u0a0a"])
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return ArtifactStore(tmp_path / "artifacts")
-
-
 def text_of(data: bytes, encoding: TextEncoding, *, block_bytes: int) -> StoredText:
     ref = ArtifactRef(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data), path=Path("blob"))
     return StoredText(ref, io.BytesIO(data), index_lines(data, encoding, block_bytes=block_bytes))
