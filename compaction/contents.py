@@ -40,13 +40,14 @@ class Entry(msgspec.Struct, frozen=True):
 class Contents(msgspec.Struct, frozen=True, kw_only=True):
     """Entries from a place on. `total` is how many there are from there on, `skipped` how many before.
 
-    `looked_to_line` is the last line that was looked at whole; 0 for all of them.
+    `looked_to_line` is the last line that was looked at whole, None for all of them.
     """
 
     entries: tuple[Entry, ...]
     total: int
     skipped: int = 0
-    looked_to_line: int = 0
+    titles_cut: bool = False
+    looked_to_line: int | None = None
 
 
 def has_contents(kind: Kind) -> bool:
@@ -81,29 +82,27 @@ def list_contents(
     blocks = _Blocks(chunks, is_stopped, numbered=numbered)
     found = _json_entries(blocks) if kind is Kind.JSON else _line_entries(blocks, kind)
     held: list[tuple[int, int, JsonEntry | str]] = []
-    skipped = total = 0
+    skipped = total = line_before = 0
     for line, column, what in found:
         if (line, column) < (from_line, from_column):
             skipped += 1
+            line_before = line
             continue
         total += 1
         if len(held) < most_entries:
-            held.append((line, column, what))
+            held.append((line, column if line == line_before else 0, what))
+        line_before = line
+    titles = [(what if isinstance(what, str) else what.title).rstrip() for _, _, what in held]
     return Contents(
-        entries=tuple(_entries(held, title_chars)),
+        entries=tuple(
+            Entry(line, title if len(title) <= title_chars else f"{title[: title_chars - 1]}…", column)
+            for (line, column, _), title in zip(held, titles, strict=True)
+        ),
         total=total,
         skipped=skipped,
-        looked_to_line=blocks.line - 1 if blocks.was_stopped else 0,
+        titles_cut=any(len(title) > title_chars for title in titles),
+        looked_to_line=blocks.line - 1 if blocks.was_stopped else None,
     )
-
-
-def _entries(held: list[tuple[int, int, JsonEntry | str]], title_chars: int) -> Iterator[Entry]:
-    line_before = 0
-    for line, column, what in held:
-        title = (what if isinstance(what, str) else what.title).rstrip()
-        shown = title if len(title) <= title_chars else f"{title[: title_chars - 1]}…"
-        yield Entry(line, shown, column if line == line_before else 0)
-        line_before = line
 
 
 class _Blocks:

@@ -7,7 +7,7 @@ from others by the number of quotes before them, a block at a time, so that only
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -81,8 +81,13 @@ class JsonScan:
         self._deep_commas = 0
         self._open: list[_Open] = []
         self._roots = 0
-        self._segment = bytearray()
-        self._segment_place = _BEGIN
+        # What stands behind the last bracket, comma or colon: what of it was in earlier blocks, from where it is not
+        # blank, and its part of this block, which is looked at only where it matters.
+        self._carried = b""
+        self._carried_place = _BEGIN
+        self._block = b""
+        self._span = range(0)
+        self._newlines = np.zeros(0, dtype=np.intp)
 
     def feed(self, data: bytes) -> Iterator[JsonEntry]:
         """Yield the entries that begin in `data`, in order."""
@@ -103,7 +108,8 @@ class JsonScan:
         """Assert that what is open fits the depth that was counted."""
         assert self._in_string in (0, 1)
         assert len(self._open) <= LISTED_DEPTH + 1
-        assert len(self._segment) <= _SEGMENT_BYTES
+        assert len(self._carried) <= _SEGMENT_BYTES
+        assert 0 <= self._span.start <= self._span.stop <= len(self._block)
         assert self._deep_commas >= 0
 
     def _scan(self, data: bytes, codes: np.ndarray[Any, np.dtype[np.uint8]]) -> Iterator[JsonEntry]:
@@ -118,63 +124,68 @@ class JsonScan:
         deep_commas = self._deep_commas + np.cumsum((codes[places] == ord(",")) & (within == LISTED_DEPTH + 1))
         listed = (within <= LISTED_DEPTH) | ((within == LISTED_DEPTH + 1) & (steps != 0))
 
-        def place_of(at: int) -> Place:
-            line = int(np.searchsorted(newlines, at))
-            if not line:
-                return Place(self._start.line, self._start.column + at)
-            return Place(self._start.line + line, at - int(newlines[line - 1]))
-
-        done = 0
+        self._block, self._newlines, done = data, newlines, 0
         for at, commas in zip(places[listed].tolist(), deep_commas[listed].tolist(), strict=True):
-            self._extend_segment(data[done : min(at, done + 2 * _SEGMENT_BYTES)], done, place_of)
-            yield from self._event(data[at : at + 1], place_of(at), commas)
-            self._segment.clear()
-            done = at + 1
-        self._extend_segment(data[done:], done, place_of)
+            self._span = range(done, at)
+            yield from self._event(data[at], at, commas)
+            self._carried, done = b"", at + 1
+        self._span = range(done, len(data))
+        self._carried, self._carried_place = self._segment(), self._segment_place()
+        self._start = self._place_of(len(data))
         self._in_string = (self._in_string + len(quotes)) % 2
-        self._start = place_of(len(data))
         if len(places):
             self._depth, self._deep_commas = max(0, int(after[-1])), int(deep_commas[-1])
 
-    def _extend_segment(self, data: bytes, at: int, place_of: Callable[[int], Place]) -> None:
-        """Add to what stands behind the last bracket, comma or colon: its first bytes, from where it is not blank."""
-        if not self._segment:
-            begin = _NOT_BLANK.search(data)
-            if begin is None:
-                return
-            self._segment_place = place_of(at + begin.start())
-            data = data[begin.start() :]
-        self._segment += data[: _SEGMENT_BYTES - len(self._segment)]
+    def _place_of(self, at: int) -> Place:
+        line = int(np.searchsorted(self._newlines, at))
+        if not line:
+            return Place(self._start.line, self._start.column + at)
+        return Place(self._start.line + line, at - int(self._newlines[line - 1]))
 
-    def _event(self, mark: bytes, place: Place, deep_commas: int) -> Iterator[JsonEntry]:
+    def _segment_begin(self) -> int:
+        found = _NOT_BLANK.search(self._block, self._span.start, self._span.stop)
+        return found.start() if found else self._span.stop
+
+    def _segment_place(self) -> Place:
+        return self._carried_place if self._carried else self._place_of(self._segment_begin())
+
+    def _segment(self) -> bytes:
+        """Return the first bytes of what stands behind the last bracket, comma or colon, from where it is not blank."""
+        begin = self._span.start if self._carried else self._segment_begin()
+        room = _SEGMENT_BYTES - len(self._carried)
+        return self._carried + self._block[begin : min(self._span.stop, begin + room)]
+
+    def _event(self, mark: int, at: int, deep_commas: int) -> Iterator[JsonEntry]:
         """Take in a bracket, comma or colon with the segment before it."""
         inner = self._open[-1] if self._open else None
         if mark in b"{[":
-            yield from self._opens(inner, place, is_object=mark == b"{", deep_commas=deep_commas)
+            yield from self._opens(inner, at, is_object=mark == ord("{"), deep_commas=deep_commas)
         elif inner is None:
             return
-        elif mark == b":":
+        elif mark == ord(":"):
             if inner.is_object:
-                inner.key, inner.key_place = _unquoted(self._text()), self._segment_place
+                inner.key, inner.key_place = _unquoted(self._text()), self._segment_place()
                 inner.keys += [inner.key] if len(inner.keys) < _KEYS_SHOWN else []
         else:
             yield from self._ends_item(inner)
-            if mark != b",":
+            if mark != ord(","):
                 self._open.pop()
                 self._describe(inner, "", deep_commas)
 
-    def _opens(self, parent: _Open | None, place: Place, *, is_object: bool, deep_commas: int) -> Iterator[JsonEntry]:
+    def _opens(self, parent: _Open | None, at: int, *, is_object: bool, deep_commas: int) -> Iterator[JsonEntry]:
         depth = len(self._open)
         entry = None
         if parent is None:
-            entry = JsonEntry(place, 0, "")
+            entry = JsonEntry(self._place_of(at), 0, "")
             self._roots += 1
         else:
             parent.holds_container = True
             if parent.lists_members:
                 name = parent.key if parent.is_object else f"[{parent.items}]"
                 entry = JsonEntry(
-                    parent.key_place if parent.key is not None else place, depth, _clip(name or "", _NAME_CHARS)
+                    parent.key_place if parent.key is not None else self._place_of(at),
+                    depth,
+                    _clip(name or "", _NAME_CHARS),
                 )
         # Members of an array's objects would drown the rest: they are named in the title.
         lists_members = self._roots == 1 and (
@@ -186,10 +197,10 @@ class JsonScan:
 
     def _ends_item(self, inner: _Open) -> Iterator[JsonEntry]:
         """Take in the member or element that ends here, if there is one."""
-        value = self._text()
         if not inner.holds_container and inner.key is not None and inner.lists_members:
-            yield JsonEntry(inner.key_place, len(self._open), _clip(inner.key, _NAME_CHARS), _clip(value, _VALUE_CHARS))
-        if value or inner.holds_container or inner.key is not None:
+            name, value = _clip(inner.key, _NAME_CHARS), _clip(self._text(), _VALUE_CHARS)
+            yield JsonEntry(inner.key_place, len(self._open), name, value)
+        if inner.holds_container or inner.key is not None or self._segment():
             inner.items += 1
         inner.key, inner.holds_container = None, False
 
@@ -207,7 +218,7 @@ class JsonScan:
         one.entry.value = what + ending
 
     def _text(self) -> str:
-        return bytes(self._segment).decode(errors="replace").strip()
+        return self._segment().decode(errors="replace").strip()
 
 
 def _unquoted(text: str) -> str:

@@ -55,12 +55,14 @@ class Pattern:
 class Hit:
     """A match: its line, and the text of that, or a part around the match that begins at byte `column`, from 1.
 
-    `match_column` is where the match begins, 0 for the first one of its line.
+    The match begins `match_at` characters into the text, and at byte `match_column` of the line: 0 for the first one
+    of its line.
     """
 
     line: int
     text: str
     column: int = 0
+    match_at: int = 0
     match_column: int = 0
 
     @property
@@ -89,6 +91,7 @@ def compile_pattern(source: str) -> Pattern:
         pattern = Pattern(compiled=re2.compile(b"(?m)" + encoded, options), source=source)
     except re2.error as problem:
         reason = problem.args[0].decode(errors="replace") if problem.args else "not a regular expression"
+        reason = reason.replace("(?m)", "", 1)
         options.literal = True
         pattern = Pattern(compiled=re2.compile(encoded, options), source=source, is_literal=True, problem=reason)
     finally:
@@ -187,7 +190,8 @@ class MatchScan:
             if self._every_part or line != self._hit_line:
                 yield Hit(
                     line=line,
-                    text=text[part.start : part.stop].decode(errors="replace").replace("\0", "\ufffd"),
+                    text=_shown(text[part.start : part.stop]),
+                    match_at=len(_shown(text[part.start : first])),
                     column=0 if is_whole else self._column(block, start, part.start),
                     match_column=self._column(block, start, first) if line == self._hit_line else 0,
                 )
@@ -207,6 +211,10 @@ class MatchScan:
     def _column(self, block: _Block, start: int, offset: int) -> int:
         """Return the byte of the line, as it is stored, that is at `offset`; `start` is the line's."""
         return block.raw_offset(offset) - block.raw_start(start) + 1 + (0 if start else self._passed_bytes)
+
+
+def _shown(line: bytes) -> str:
+    return line.decode(errors="replace").replace("\0", "\ufffd")
 
 
 def _excerpt(text: bytes, start: int, end: int, first: int, last: int) -> range:

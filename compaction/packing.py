@@ -34,3 +34,16 @@ def fit_prefix(data: bytes, *, budget_tokens: int, count_tokens: Callable[[bytes
             break
         length = max(1, min(length - 1, length * budget_tokens * 9 // (tokens * 10)))
     return length
+
+
+def most_that_fit(most: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number from 0 to `most` that fits, where what is larger never fits better; 0 always does."""
+    fitting, size = 0, 1
+    while size <= most and fits(size):
+        fitting, size = size, 2 * size
+    # `fitting` fits, `over` does not, or is one more than there are.
+    over = min(size, most + 1)
+    while over - fitting > 1:
+        middle = (fitting + over) // 2
+        fitting, over = (middle, over) if fits(middle) else (fitting, middle)
+    return fitting

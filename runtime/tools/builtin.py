@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .artifact import artifact
 from .bash import bash
 from .listing import list_folder
 from .read import read
@@ -12,8 +13,8 @@ from .writing import edit, write
 
 
 def builtin_tools() -> tuple[Tool, ...]:
-    """Return read, search, list, write, edit and bash; the order is part of every session prefix."""
-    return (read, search, list_folder, write, edit, bash)
+    """Return read, search, list, write, edit, bash and artifact; the order is part of every session prefix."""
+    return (read, search, list_folder, write, edit, bash, artifact)
 
 
 def optional_tools(*, subagents: bool) -> tuple[Tool, ...]:

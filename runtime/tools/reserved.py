@@ -23,17 +23,6 @@ def _schema(name: str, description: str, required: tuple[str, ...] = (), **prope
 
 RESERVED_SCHEMAS: tuple[ToolSchema, ...] = (
     _schema(
-        "artifact",
-        "Look into a stored result.",
-        ("id", "action"),
-        id={"type": "string", "description": "hash or path"},
-        action={"enum": ["toc", "search", "read"]},
-        query=_TEXT,
-        offset=_NUMBER,
-        limit=_NUMBER,
-        column=_NUMBER,
-    ),
-    _schema(
         "plan_start",
         "Write down the steps of a task.",
         ("task", "steps"),
