@@ -7,22 +7,8 @@ from typing import BinaryIO
 
 import msgspec
 
+from ..kernels.secrets import Redactor
 from ..kernels.text_encoding import HEAD_BYTES, TextEncoding, detect_encoding
-try:
-    from ..kernels.secrets import Redactor
-except ImportError:  # TEMPORARY until kernels/secrets.py is there
-
-    class Redactor:  # type: ignore[no-redef]
-        def __init__(self, encoding: TextEncoding) -> None:
-            self.counts: dict[str, int] = {}
-
-        def feed(self, chunk: bytes) -> bytes:
-            return chunk
-
-        def finish(self) -> bytes:
-            return b""
-
-
 from .blob_index import CHUNK_BYTES, Survey, Surveyed
 
 
