@@ -23,6 +23,7 @@ COMMANDS = {
     "resume": ("turns", "Go on with a session."),
     "sessions": ("inspect", "List the sessions of a workspace."),
     "log": ("log", "Show, verify or repair a session's log."),
+    "artifact": ("artifact", "List, look into or check what is stored of large results."),
     "models": ("inspect", "List the models on this machine."),
     "prefix": ("prefix", "Show the session prefix and its cost."),
     "cache": ("cache", "Show, shrink or check what is kept of evaluated tokens."),

@@ -59,15 +59,16 @@ def artifact(
         is_stopped=lambda: context.cancel.is_set,
     )
     with context.artifacts.open_text(ref) as text:
-        if text.is_binary:
-            raise ToolError(
-                f"{ref.short_id} is binary, {ref.size_bytes} bytes; look at {ref.path} with bash: file, strings or xxd"
-            )
         return ToolOutput(content=look_into(text, action, query or "", asked), paged=True)
 
 
 def look_into(text: StoredText, action: Action, query: str, asked: Asked) -> str:
-    """Return the answer to a question about a stored text. Raises ToolError where there is none."""
+    """Return the answer to a question about a stored text. Raises ToolError where there is none, or it is binary."""
+    if text.is_binary:
+        ref = text.ref
+        raise ToolError(
+            f"{ref.short_id} is binary, {ref.size_bytes} bytes; look at {ref.path} with bash: file, strings or xxd"
+        )
     if action == "toc":
         return contents_of(text, asked)
     return search_text(text, query, asked) if action == "search" else read_lines(text, asked)
