@@ -122,22 +122,28 @@ class ErrorScan:
         `start` and `end` are those of the line of the last match; up to `start` line feeds are counted.
         """
         data = self._data
-        start, end, passed = self._begin, -1, self._begin
-        for match in pattern.finditer(data, self._begin, stop):
-            first = match.start()
-            if first < passed:
-                continue
-            if first > end:
-                line_start = data.rfind(b"\n", passed, first) + 1 or start
-                self._line += data.count(b"\n", start, line_start)
-                start = self._begin = line_start
-                end = data.find(b"\n", first)
-                end = len(data) if end < 0 else end
-            if self._looks_left <= 0:
-                return False
-            self._look_at(start, end, first)
-            # Of a very long line more than one place may tell something.
-            passed = end if end - first <= _WINDOW_BYTES else first + _WINDOW_BYTES // 2
+        start, end, at = self._begin, -1, self._begin
+        within_line = True
+        while within_line:
+            within_line = False
+            for match in pattern.finditer(data, at, stop):
+                first = match.start()
+                if first < at:  # on a line that was looked at
+                    continue
+                if first > end:
+                    line_start = data.rfind(b"\n", at, first) + 1 or start
+                    self._line += data.count(b"\n", start, line_start)
+                    start = self._begin = line_start
+                    end = data.find(b"\n", first)
+                    end = len(data) if end < 0 else end
+                if self._looks_left <= 0:
+                    return False
+                self._look_at(start, end, first)
+                # More than one place of a very long line may tell something, but not every few bytes of it.
+                within_line = end - first > _WINDOW_BYTES
+                at = first + _WINDOW_BYTES // 2 if within_line else end
+                if within_line:
+                    break
         return True
 
     def _look_at(self, start: int, end: int, first: int) -> None:

@@ -46,8 +46,8 @@ def json_preview(text: StoredText, sample: Sample) -> list[PreviewLine]:
     return [PreviewLine(f"{problem}; from its first {len(head):,} characters:", 0), *_described(value, cut="+")]
 
 
-# A whole string, or what opens, closes or separates.
-_STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{},]')
+# A whole string, or what opens, closes or separates; a quote alone begins a string that was cut.
+_STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*+"|["\[\]{},]')
 
 
 def close_json(head: str) -> str:
@@ -56,6 +56,8 @@ def close_json(head: str) -> str:
     end, closed = 0, ""
     for token in _STRUCTURE.finditer(head):
         mark = token[0]
+        if mark == '"':
+            break
         if mark in "[{":
             closers.append("]" if mark == "[" else "}")
             end, closed = token.end(), "".join(reversed(closers)) if len(closers) < 64 else closed

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from .error_classes import LAST_TEST_RANK, ErrorClass
+from .error_classes import LAST_TEST_RANK, LOG_CLASSES, ErrorClass
 from .error_lines import ErrorLine, ErrorScan
-from .kinds import Kind, Sample, take_sample, without_line_numbers
+from .kinds import Kind, Sample, json_records, take_sample, without_line_numbers
 from .preview_binary import binary_preview
+from .preview_diff import diff_preview
 from .preview_json import json_preview
 from .preview_table import table_preview
 from .quoting import PreviewLine, quoted, strip_ansi_bytes
@@ -28,7 +28,6 @@ _BLOCK_BYTES = 1 << 20
 _EDGE_LINES = 12
 _ERRORS_SHOWN = 40
 _ENTRIES_SHOWN = 60
-_FILES_HELD = 2000
 _TITLE_CHARS = 100
 _END_CHARS = 240
 
@@ -39,11 +38,11 @@ def preview_lines(text: StoredText, kind: Kind) -> tuple[PreviewLine, ...]:
         return binary_preview(text)
     sample = take_sample(text)
     if kind is Kind.JSON:
-        found = json_preview(text, sample)
+        found = json_preview(text, sample) + _logged_errors(text, sample)
     elif kind is Kind.CSV:
         found = table_preview(text, sample)
     elif kind is Kind.DIFF:
-        found = _diff_preview(text, sample)
+        found = diff_preview(clean_blocks(text, sample), sample)
     elif kind in _CONTENTS:
         found = _contents_preview(text, sample, kind)
     else:
@@ -86,6 +85,17 @@ def _blocks(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 # Plain text, logs, test output, traces
+
+
+def _logged_errors(text: StoredText, sample: Sample) -> list[PreviewLine]:
+    """Return the errors among JSON records of a log, behind what the records are; none of other JSON."""
+    if not json_records(sample.head, whole=sample.whole):
+        return []
+    scan = ErrorScan()
+    for block in clean_blocks(text, sample):
+        scan.feed(block)
+    errors = [error for error in scan.finish() if error.error_class in LOG_CLASSES]
+    return _error_lines(errors, scan, first_rank=1 - LAST_TEST_RANK)
 
 
 def _output_preview(text: StoredText, sample: Sample, kind: Kind) -> list[PreviewLine]:
@@ -213,20 +223,23 @@ def _first_entries(text: StoredText, sample: Sample, kind: Kind) -> tuple[list[_
     for block in clean_blocks(text, sample):
         line, counted_to = lines_before + 1, 0
         for match in _CONTENTS[kind].finditer(block):
-            line += block.count(b"\n", counted_to, match.start())
-            counted_to = match.start()
             title = match[1]
             if kind is Kind.MARKDOWN and not title.startswith(b"#"):
                 fence = _fence_after(fence, title.strip())
-            elif not fence:
-                total += 1
-                level = _level(title)
-                if len(entries) < _ENTRIES_SHOWN or level < lowest:
-                    shown = _title(title[: 4 * _TITLE_CHARS].decode(errors="replace"), kind)
-                    entries.append(_Entry(line, quoted(shown, limit=_TITLE_CHARS), level))
-                if len(entries) > 2 * _ENTRIES_SHOWN:
-                    entries = _upper(entries)
-                    lowest = max(entry.level for entry in entries)
+                continue
+            if fence:
+                continue
+            total += 1
+            level = _level(title)
+            if len(entries) >= _ENTRIES_SHOWN and level >= lowest:
+                continue
+            line += block.count(b"\n", counted_to, match.start())
+            counted_to = match.start()
+            shown = _title(title[: 4 * _TITLE_CHARS].decode(errors="replace"), kind)
+            entries.append(_Entry(line, quoted(shown, limit=_TITLE_CHARS), level))
+            if len(entries) > 2 * _ENTRIES_SHOWN:
+                entries = _upper(entries)
+                lowest = max(entry.level for entry in entries)
         lines_before += block.count(b"\n")
     return _upper(entries), total
 
@@ -251,67 +264,3 @@ def _level(title: bytes) -> int:
     if title.startswith(b"#"):
         return len(title) - len(title.lstrip(b"#"))
     return int(title[:1].isspace())
-
-
-# Diffs
-
-_FILE_START = re.compile(rb"(?m)^(?:diff --git .*|--- (?=\S.*\n\+\+\+ ).*)")
-_DIFF_NAME = re.compile(r"diff --git (?:\"?a/)?(.+?)\"? \"?b/(.+?)\"?$")
-
-
-class _FileDiff(msgspec.Struct):
-    line: int
-    name: str
-    added: int = 0
-    removed: int = 0
-
-
-def _diff_preview(text: StoredText, sample: Sample) -> list[PreviewLine]:
-    files: list[_FileDiff] = []
-    total, added, removed = 0, 0, 0
-    current = _FileDiff(0, "")
-    lines_before = 0
-    for block in clean_blocks(text, sample):
-        starts = [match for match in _FILE_START.finditer(block) if not _belongs_to(block, match.start())]
-        edges = [0, *(match.start() for match in starts), len(block)]
-        for place, (start, end) in enumerate(pairwise(edges)):
-            if place:
-                header = starts[place - 1][0].decode(errors="replace")
-                current = _FileDiff(lines_before + 1 + block.count(b"\n", 0, start), _name_of(header))
-                total += 1
-                if len(files) < _FILES_HELD:
-                    files.append(current)
-            more, less = _changed(block, start, end)
-            current.added, current.removed = current.added + more, current.removed + less
-            added, removed = added + more, removed + less
-        lines_before += block.count(b"\n")
-    if not total:
-        return []
-    found = [PreviewLine(f"{total:,} files changed, +{added:,} -{removed:,}", 0)]
-    largest = sorted(files, key=lambda one: -(one.added + one.removed))
-    for place, one in enumerate(largest[:_ENTRIES_SHOWN]):
-        name = quoted(one.name, around=len(one.name), limit=_TITLE_CHARS)
-        found.append(PreviewLine(f"{one.line}: {name} +{one.added:,} -{one.removed:,}", 1 + place, one.line, 0))
-    return found
-
-
-def _belongs_to(block: bytes, start: int) -> bool:
-    """Whether a ``---`` line stands below the ``diff --git`` line of its file, which was met already."""
-    if not block.startswith(b"--- ", start):
-        return False
-    before = block[max(0, start - 1000) : start]
-    header = before.rfind(b"diff --git ")
-    return header >= 0 and b"\n@@" not in before[header:]
-
-
-def _changed(block: bytes, start: int, end: int) -> tuple[int, int]:
-    """Count added and removed lines of [start, end), without the two lines that name a file."""
-    before = max(0, start - 1)
-    added = block.count(b"\n+", before, end) - block.count(b"\n+++ ", before, end)
-    removed = block.count(b"\n-", before, end) - block.count(b"\n--- ", before, end)
-    return added, removed
-
-
-def _name_of(header: str) -> str:
-    named = _DIFF_NAME.match(header)
-    return named[2] if named else header.removeprefix("--- ").removeprefix("a/").split("\t")[0]

@@ -188,6 +188,16 @@ def test_json_lines_show_the_number_of_records_and_their_keys(stored, sample) ->
     ]
 
 
+def test_errors_among_json_records_of_a_log_are_shown(stored, sample) -> None:
+    text = sample("json_lines") + '{"id": 9, "level": "error", "message": "disk gone"}\n' + sample("json_lines")
+    shown = best(stored(text), count=3)
+    assert shown == [
+        "JSON lines, 6,001 records",
+        "each: {id: number, level: string, message: string}",
+        '3001: {"id": 9, "level": "error", "message": "disk gone"}',
+    ]
+
+
 def test_json_too_large_to_parse_is_told_from_its_head(stored) -> None:
     text = json.dumps({"rows": [{"id": n, "text": "x" * 100} for n in range(50_000)], "end": 1})
     shown = best(stored(text), Kind.JSON)
