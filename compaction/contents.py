@@ -223,6 +223,7 @@ class _Changes:
             self._in_header = False
             yield line, f"  {content}"
         elif content.startswith("@@@"):
+            self._in_header = False
             yield line, f"  {content}"
         elif content.startswith(("diff --git ", "diff --cc ", "diff --combined ")):
             self._in_header = True

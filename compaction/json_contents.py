@@ -174,6 +174,8 @@ class JsonScan:
 
     def _opens(self, parent: _Open | None, at: int, *, is_object: bool, deep_commas: int) -> Iterator[JsonEntry]:
         depth = len(self._open)
+        if depth > LISTED_DEPTH:  # more was closed before than was open: this is no JSON
+            return
         entry = None
         if parent is None:
             entry = JsonEntry(self._place_of(at), 0, "")
