@@ -11,6 +11,7 @@ import errno
 import io
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -186,7 +187,8 @@ class ArtifactStore:
     def refs(self) -> Iterator[ArtifactRef]:
         """Give every blob of the store, by hash, not yet verified."""
         for path in sorted(self._paths("??")):
-            yield ArtifactRef(sha256=Sha256(path.stem), size_bytes=path.stat().st_size, path=path)
+            with suppress(FileNotFoundError):  # it went since it was listed
+                yield ArtifactRef(sha256=Sha256(path.stem), size_bytes=path.stat().st_size, path=path)
 
     def verify(self) -> StoreReport:
         """Read everything in the store and return what is sound, what is not, and what crashes left behind."""
@@ -263,7 +265,7 @@ class ArtifactStore:
         except OSError:
             self._unwritten[ref.sha256] = index
             if len(self._unwritten) > _MOST_UNWRITTEN:
-                del self._unwritten[next(iter(self._unwritten))]
+                self._unwritten.pop(next(iter(self._unwritten)), None)
 
     def _refusal(self, error: OSError, *, size_bytes: int | None) -> ArtifactError:
         size = "an artifact" if size_bytes is None else f"an artifact of {size_bytes:,} bytes"

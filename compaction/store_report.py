@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,8 +44,9 @@ def verify_store(folder: Path) -> StoreReport:
     left: list[int] = []
     problems: list[Problem] = []
     for path in _files(folder, problems):
-        if path.name.startswith(TEMPORARY_PREFIX) and path.is_file() and not path.is_symlink():
-            left.append(path.stat().st_size)
+        if path.name.startswith(TEMPORARY_PREFIX):
+            with suppress(FileNotFoundError):  # its writer is done
+                left.append(path.lstat().st_size)
         elif hash_in_name(path):
             _verify_blob(path, sizes, problems)
         elif path.suffix != INDEX_SUFFIX or not is_sha256(path.stem):

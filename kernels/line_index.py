@@ -46,8 +46,6 @@ class LineIndex:
             and np.array_equal(self.block_hashes, other.block_hashes)
         )
 
-    __hash__ = None  # type: ignore[assignment]
-
     @property
     def feeds(self) -> int:
         """How many line feeds the text has."""
