@@ -46,6 +46,9 @@ class LineIndex:
             and np.array_equal(self.block_hashes, other.block_hashes)
         )
 
+    def __hash__(self) -> int:
+        return hash((self.encoding, self.block_bytes, self.size_bytes, self.feeds))
+
     @property
     def feeds(self) -> int:
         """How many line feeds the text has."""

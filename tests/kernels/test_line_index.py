@@ -142,6 +142,7 @@ def test_blocks_that_would_cut_code_units_are_refused() -> None:
 
 def test_indexes_of_other_texts_are_not_equal() -> None:
     index = index_lines(b"a\nb\n", UTF_8)
+    assert len({index, index_lines(b"a\nb\n", UTF_8)}) == 1
     assert index != index_lines(b"a\nc\n", UTF_8)
     assert index != index_lines(b"a\nb\n", UTF_8, block_bytes=4096)
     assert index != np.zeros(1)
