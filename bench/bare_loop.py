@@ -110,6 +110,12 @@ class BareLoop:
         finally:
             self._api.llama_sampler_free(chain)
 
+    def tokenize(self, text: bytes) -> int:
+        """Return how many tokens a text has: one call of `llama_tokenize`, with room for a token of every byte."""
+        room = (self._api.llama_token * (len(text) + 1))()
+        vocab = self._api.llama_model_get_vocab(self._model)
+        return int(self._api.llama_tokenize(vocab, text, len(text), room, len(room), False, False))
+
     @property
     def vocab_size(self) -> int:
         return self._vocab_size

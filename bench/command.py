@@ -65,6 +65,23 @@ def cache(  # noqa: PLR0917  (flags: nobody calls it by position)
     return _show(report, as_json=as_json, strict=strict)
 
 
+@app.command(help="Measure the arrival gate: its time against the tokenizer's, its memory, reads of what it stored.")
+def gate(  # noqa: PLR0917  (flags: nobody calls it by position)
+    model: Annotated[str, typer.Option("--model", "-m", help="A path or a name `chapbook models` lists.")] = "smollm2",
+    quick: Annotated[bool, typer.Option("--quick", help="Small texts: whether it works, not how fast it is.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="End with 1 where a target is missed.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Nothing but the last line.")] = False,
+) -> int:
+    """Run `gate`. A missed target is reported, and ends with 0 unless `strict`."""
+    _require_extras()
+    from ..runtime.models import places_of_this_machine, resolve_model  # noqa: PLC0415  (--help stays fast)
+    from .gate import QUICK, GatePlan, run_gate  # noqa: PLC0415  (with it)
+
+    path = resolve_model(model, places=places_of_this_machine())
+    report = run_gate(path, plan=QUICK if quick else GatePlan(), tell=_tell)
+    return _show(report, as_json=as_json, strict=strict)
+
+
 def _show(report: BenchReport, *, as_json: bool, strict: bool) -> int:
     from .report import json_line, report_lines  # noqa: PLC0415  (loads what --help does not need)
 

@@ -17,6 +17,7 @@ from chapbook.kernels.chain import RunName, RunNamer, chain_hashes, chain_hashes
 from chapbook.kernels.prefix import common_prefix_length, common_prefix_length_reference, shared_with_each
 from chapbook.kernels.retention import choose_evictions, choose_evictions_reference
 from chapbook.kernels.runs import split_long_runs, split_long_runs_reference
+from chapbook.kernels.secrets import redact, redact_reference
 from chapbook.kernels.tokens import TokenIds, token_ids
 
 WINDOW_TOKENS = 32_768
@@ -94,3 +95,16 @@ def test_bpe(benchmark: Any, which: str) -> None:
     )
     ids = benchmark(encode, TEXT[:3_000])
     assert ids.tolist() == counter.encode(TEXT[:3_000]).tolist()
+
+
+@kernel_or_reference
+@pytest.mark.parametrize(
+    "unit",
+    [TEXT.encode(), BASE64.encode(), b"sk-", b"eyJ", b"?token=a", b"-----BEGIN PRIVATE KEY-----"],
+    ids=["source", "base64", "sk-", "eyJ", "token=", "key"],
+)
+def test_redact(benchmark: Any, which: str, unit: bytes) -> None:
+    """A megabyte of ordinary text, and of what a secret begins with: MB/s is 1 / seconds."""
+    data = (unit * (1_000_000 // len(unit) + 1))[:1_000_000]
+    found = benchmark(redact if which == "kernel" else redact_reference, data)
+    assert found.data == data

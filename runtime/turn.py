@@ -221,20 +221,25 @@ class Turn:
         author: Author = Author.MODEL,
     ) -> Iterator[StreamEvent]:
         """Run a reply's calls and commit their results in call order, through the gate together."""
+        if not calls and not problems:
+            return
         by_runtime = author is Author.RUNTIME
         for call in calls:
             yield ToolStarted(call=call, by_runtime=by_runtime)
-        outcomes = self.parts.runner.run(
-            calls,
-            before_bodies=lambda started: self.parts.transcript.tool_calls(started, author=author),
-            cancel=self.cancel,
-            arrival_tokens=page_share(
-                arrival_tokens=self._arrival_tokens(author), left_tokens=self._left_tokens(calls), calls=len(calls)
-            ),
-        )
-        outcomes += tuple(self._unreadable(problem) for problem in problems)
-        if outcomes:
-            yield from self._commit(outcomes, limit_tokens=self._arrival_tokens(author))
+        limit_tokens = self._arrival_tokens(author)
+        outcomes = [self._unreadable(problem) for problem in problems]
+        if calls:
+            page_tokens = page_share(
+                arrival_tokens=limit_tokens, left_tokens=self._left_tokens(calls), calls=len(calls)
+            )
+            ran = self.parts.runner.run(
+                calls,
+                before_bodies=lambda started: self.parts.transcript.tool_calls(started, author=author),
+                cancel=self.cancel,
+                arrival_tokens=page_tokens,
+            )
+            outcomes = [*ran, *outcomes]
+        yield from self._commit(outcomes, limit_tokens=limit_tokens)
 
     def _commit(self, outcomes: Sequence[CallOutcome], *, limit_tokens: int) -> Iterator[StreamEvent]:
         transcript = self.parts.transcript

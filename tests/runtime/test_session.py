@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chapbook.kernels.errors import ContextTooSmall, LogLocked, ModelError, NoRoom, ToolError, UsageError
+from chapbook.kernels.errors import ContextTooSmall, LogLocked, ModelError, ToolError, UsageError
 from chapbook.runtime.calls import ChoiceKind, ToolChoice
 from chapbook.runtime.events import StepUsage, TurnEndReason
 from chapbook.runtime.log_reading import read_log
@@ -180,17 +180,6 @@ def test_a_request_over_the_budget_is_refused_with_the_numbers(rig: Callable[...
         made.check(session)
 
 
-def test_a_message_that_does_not_fit_is_refused_before_anything_is_written(rig: Callable[..., Any]) -> None:
-    made = rig(n_ctx=4096)
-    with made.open(["fine"]) as session:
-        before = session.transcript.window.token_count
-        with pytest.raises(NoRoom, match="attach it with @path"):
-            session.send("x" * 20_000)
-        assert session.transcript.window.token_count == before
-        assert list(session.send("short"))[-1].reason is TurnEndReason.COMPLETED
-        made.check(session)
-
-
 def test_a_window_too_small_for_the_prefix_is_refused_with_what_would_do(rig: Callable[..., Any]) -> None:
     with pytest.raises(ContextTooSmall) as caught:
         rig(n_ctx=1024).open([])
@@ -324,9 +313,9 @@ def test_an_output_too_large_is_stored_whole_and_never_enters_the_window(rig: Ca
         assert b"SENTINEL" in session.store.artifacts.read(result.artifact)
         window = made.engine.detokenize(session.transcript.window.tokens())
         assert b"SENTINEL" not in window
-        path = session.store.artifacts.find(result.artifact).path.relative_to(made.workspace).as_posix()
-        assert path.encode() in window
+        assert f"artifact id={result.artifact[:12]} ".encode() in window
         offered = session.offered_tools()
+        path = session.store.artifacts.find(result.artifact).path.relative_to(made.workspace).as_posix()
         assert path in next(each.grounded["path"] for each in offered if each.schema.name == "read")
         made.check(session)
 

@@ -140,6 +140,7 @@ def test_a_result_for_which_there_is_no_space_is_an_error_result_with_its_size(
             assert "the disk is full. Free some space" in result.content
         disk.free()
         (disk.folder / "x").write_bytes(b"")
+        (disk.folder / "x").unlink()
         made.check(session)
         session.store.artifacts.check_integrity()
 

@@ -63,7 +63,7 @@ def test_a_session_keeps_its_folder_when_the_process_changes_its_own(rig, monkey
         events = list(session.send("go"))
         result = next(event for event in events if isinstance(event, ToolFinished))
         assert result.artifact is not None
-        assert ".chapbook/artifacts" in result.content
+        assert session.store.artifacts.read(result.artifact) == b"x\n" * 50_000
         assert str(elsewhere) not in result.content
         made.check(session)
     assert list(elsewhere.iterdir()) == []
@@ -142,9 +142,8 @@ def test_a_stub_counts_lines_by_newlines_and_does_not_count_what_it_has_not_read
         [made.call("long_line"), "done"], host={"tools": [long_line]}, settings=SessionSettings()
     ) as session:
         result = next(event for event in session.send("go") if isinstance(event, ToolFinished))
-        assert "1 lines" in result.content
-        assert "between" not in result.content
-        assert "(+" not in result.content
+        assert "600,007 bytes, 1 line," in result.content
+        assert "lines" not in result.content
 
 
 def test_what_a_hook_adds_is_in_the_log_before_the_host_hears_of_the_result(rig):

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from chapbook.kernels.errors import NoRoom, ToolDenied, UsageError
+from chapbook.kernels.errors import ToolDenied, UsageError
 from chapbook.runtime.calls import ChoiceKind, ToolChoice
 from chapbook.runtime.cancel import Cancel
 from chapbook.runtime.checker import rebuild
@@ -40,7 +40,7 @@ from chapbook.runtime.store import SessionCondition, Store
 from chapbook.runtime.stream import PrefillProgressed, StepStarted, SubagentEvent, ToolFinished, ToolStarted, TurnEnded
 from chapbook.runtime.subagent import SUBAGENT_ROUNDS, SubagentReport
 from chapbook.runtime.tools.builtin import builtin_tools
-from chapbook.runtime.tools.catalogue import Catalogue, render_schemas
+from chapbook.runtime.tools.catalogue import render_schemas
 from chapbook.runtime.tools.declare import tool
 from chapbook.runtime.tools.spec import Policy, ToolContext
 
@@ -113,7 +113,8 @@ def child_of(parent: Session) -> str:
 
 
 def test_without_the_feature_the_catalogue_is_what_it_was_and_with_it_one_tool_is_behind_it(play: Any) -> None:
-    plain = render_schemas(Catalogue(builtin_tools()).schemas())
+    # While nothing is stored, there is nothing to call `artifact` for.
+    plain = render_schemas(tool.schema for tool in builtin_tools() if tool.name != "artifact")
     catalogues = []
     for subagents in (False, True):
         played = play()
@@ -280,12 +281,10 @@ def test_what_ended_a_child_is_said_with_what_it_produced(
     assert says in result.content
 
 
-def test_a_child_whose_window_is_full_says_so_and_a_task_that_does_not_fit_is_refused(play: Any) -> None:
+def test_a_child_whose_window_is_full_says_so_and_the_parent_goes_on(play: Any) -> None:
     played = play("Half way. " + call("list", path="."), "The parent goes on.", n_ctx=8192)
-    with played.open() as parent:
+    with played.open(arrival_tokens=7000) as parent:
         left_tokens = 8192 - 8192 // 8 - parent.transcript.window.token_count
-        with pytest.raises(NoRoom, match=r"so [0-9,]+ are left"):
-            parent.subagent("x" * (left_tokens + 1))
         report = parent.subagent("x" * (left_tokens - 60))
         assert (report.reason, report.text) == (TurnEndReason.NO_ROOM, "Half way.")
         assert "n_ctx" in report.detail
