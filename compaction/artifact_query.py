@@ -98,8 +98,8 @@ def search_text(text: StoredText, query: str, asked: Asked) -> str:
     Raises ToolError for a pattern that is too large, and where there is no room for an answer.
     """
     pattern = compile_pattern(query)
-    # A byte before the place, so that the pattern can tell that no line begins there.
-    passed_bytes = max(0, asked.column - 2)
+    # Some bytes before the place, for the pattern to see that no line begins there, and to be shown with a match.
+    passed_bytes = max(0, asked.column - 1 - 4 * EXCERPT_BYTES)
     scan = MatchScan(
         pattern,
         first_line=asked.line,
