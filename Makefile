@@ -8,7 +8,7 @@ BIN := .venv/bin
 MODEL ?= smollm2
 TASK ?= In one sentence, what is a chapbook? @README.md:3-4
 NEXT ?= Who is it for? @README.md:8-9
-RUN_FLAGS ?= --tool-choice none --temperature 0 --max-reply-tokens 80 --set sampling.repeat_penalty=1.05 \
+RUN_FLAGS ?= --tool-choice none --temperature 0 --max-reply-tokens 80 --set sampling.repeat_penalty=1.08 \
 	--set turn.continuations=0
 
 .PHONY: help run test test-slow lint bench clean
