@@ -95,8 +95,10 @@ def contents_of(text: StoredText, asked: Asked) -> str:
 def search_text(text: StoredText, query: str, asked: Asked) -> str:
     """Return the lines that match, with their neighbours, from a place on; the first one is always shown.
 
-    Raises ToolError for a pattern that is too large, and where there is no room for an answer.
+    Raises ToolError for a pattern that is empty or too large, and where there is no room for an answer.
     """
+    if not query:
+        raise ToolError("the pattern is empty: give the text to find")
     pattern = compile_pattern(query)
     # Some bytes before the place, for the pattern to see that no line begins there, and to be shown with a match.
     passed_bytes = max(0, asked.column - 1 - 4 * EXCERPT_BYTES)

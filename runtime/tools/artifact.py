@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from ...compaction.artifact_query import Asked, contents_of, search_text
+from ...compaction.artifact_query import MOST_HITS, Asked, contents_of, search_text
 from ...compaction.packing import page_budget
 from ...compaction.stored_text import StoredText
 from ...kernels.errors import ToolError
@@ -53,7 +53,7 @@ def artifact(
     asked = Asked(
         line=offset,
         column=column,
-        limit=limit or (DEFAULT_LINES if action == "read" else MOST_LINES),
+        limit=limit or (DEFAULT_LINES if action == "read" else MOST_HITS),
         budget_tokens=min(max(wanted_tokens, LEAST_TOKENS), page_tokens),
         count_tokens=context.count_tokens,
         is_stopped=lambda: context.cancel.is_set,
