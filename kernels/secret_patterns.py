@@ -231,5 +231,5 @@ def compiled_scout() -> re2._Regexp:
     options = re2.Options()
     options.encoding = re2.Options.Encoding.LATIN1  # bytes, whatever they spell
     options.log_errors = False
-    options.max_mem = 64 << 20
+    options.max_mem = 16 << 20
     return re2.compile(b"|".join(rb"(?:" + scout + rb")" for scout in dict.fromkeys(f.scout for f in FORMS)), options)

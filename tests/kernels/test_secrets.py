@@ -229,6 +229,19 @@ def test_of_overlapping_candidates_the_first_takes_the_whole() -> None:
     assert redact((pem()[:400] + "\n" + pem()).encode()).counts == {"private-key": 2}
 
 
+def test_a_candidate_that_fails_hides_nothing_behind_it() -> None:
+    token = "ghp_" + "a" * 36
+    assert redact(f"sk-{'x' * 16}-{token}".encode()).data == f"sk-{'x' * 16}-{mark('github-token', token)}".encode()
+    assert redact(b"?token=xxxxxx?sig=abcdef").counts == {"url-parameter": 1}
+
+
+def test_bytes_that_are_no_utf_8_hide_nothing() -> None:
+    found = redact(b"\xff\xfe ftp://\xe9u:p\xe4ss\xff@h \x80")
+    assert found.data == b"\xff\xfe ftp://\xe9u:[redacted:url-password:%s]@h \x80" % (
+        hashlib.sha256(b"p\xe4ss\xff").hexdigest()[:8].encode()
+    )
+
+
 @given(TEXTS, CHUNK_SIZES)
 @example((pem(lines=300) + "\n").encode(), [1, 511, 513, 5_000])
 @example(b"?token=" + b"a1" * HEAD_BYTES + b"\n", [HEAD_BYTES, 600, 1])
@@ -240,6 +253,11 @@ def test_any_chunks_give_what_one_pattern_over_the_whole_gives(data: bytes, size
 
 
 @given(TEXTS)
+@example(("AIza" + ALNUM[:35] + pem()).encode())
+@example(("AK" + "IA" + UPPER[:16] + "-sk-" + ALNUM[:32]).encode())
+@example((pem() + "sk-" + ALNUM[:32]).encode())
+@example(("?token=abcdefgh=ghp_" + ALNUM[:36] + "(x)").encode())
+@example(("-----BEGIN PRIVATE KEY-----\nComment: ghp_" + ALNUM[:250] + "\n" + ALNUM[:64]).encode())
 @settings(deadline=None)
 def test_a_second_pass_changes_nothing(data: bytes) -> None:
     once = redact(data).data
@@ -257,6 +275,30 @@ def test_a_secret_across_any_boundary_is_found(kind: str, before: str, secret: s
     for place in around:
         for cut in (place, place + TAIL_LOOK_BYTES, place + HEAD_BYTES):
             assert in_chunks(data, [cut]) == expected, cut
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        pem("PGP PRIVATE KEY BLOCK", lines=280),
+        pem("PRIVATE KEY", lines=280, eol='\\n" +\n    "'),
+        jwt() + "x1" * 9_000,
+        "?token=" + "abc.123." * 2_300 + "z",
+    ],
+    ids=["pgp", "quoted", "jwt", "parameter"],
+)
+def test_a_secret_that_is_longer_than_what_is_held_ends_where_it_does_in_the_whole(secret: str) -> None:
+    data = f"{secret}.\nMore words here and on.\n{'. ' * 400}".encode()
+    expected = redact_reference(data).data
+    end = len(secret)
+    for cut in range(end - 120, end + TAIL_LOOK_BYTES + 40, 7):
+        assert in_chunks(data, [HEAD_BYTES + 900, cut - HEAD_BYTES - 900, 3]) == expected, cut
+
+
+def test_what_was_given_out_is_still_looked_back_at() -> None:
+    data = ("word" + "ghp_" + ALNUM[:36] + " a&&token=abcdefgh " + ". " * (HEAD_BYTES // 2)).encode()
+    for place in range(70):
+        assert in_chunks(data, [HEAD_BYTES + place]) == data
 
 
 @pytest.mark.parametrize("name", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
