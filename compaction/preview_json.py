@@ -160,10 +160,10 @@ def _records_preview(text: StoredText, sample: Sample) -> list[PreviewLine]:
     found = [PreviewLine(f"JSON lines, {text.line_count:,} records", 0)]
     if objects:
         found.append(PreviewLine(_clipped(f"each: {_fields(objects)}"), 1))
-    found.append(PreviewLine(_clipped(f"1: {cleaned(lines[0][: 2 * _LINE_CHARS])}"), 2, 1))
+    found.append(PreviewLine(_clipped(f"1: {cleaned(lines[0][: 2 * _LINE_CHARS])}"), 6, 1))
     if last and text.line_count > 1:
         shown = cleaned(last[-1][: 2 * _LINE_CHARS])
-        found.append(PreviewLine(_clipped(f"{text.line_count}: {shown}"), 3, text.line_count))
+        found.append(PreviewLine(_clipped(f"{text.line_count}: {shown}"), 7, text.line_count))
     return found
 
 

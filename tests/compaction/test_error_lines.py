@@ -238,6 +238,15 @@ def test_a_count_that_was_not_taken_to_the_end_is_a_floor() -> None:
     assert not found.is_complete
 
 
+def test_the_end_is_looked_at_closely_even_where_too_much_came_before() -> None:
+    noise = b"ERROR pool lost\n"
+    found = ErrorScan()
+    for _ in range(8):
+        found.feed(noise * 10_000)
+    found.feed(noise * 5000 + b"ERROR disk gone\n" + noise * 1000)
+    assert [error.text for error in found.finish()] == ["ERROR pool lost", "ERROR disk gone"]
+
+
 def test_many_different_shapes_are_held_in_bounds_and_the_rest_is_counted() -> None:
     words = ["".join(random.Random(n).choices("abcdefgh", k=9)) for n in range(3000)]
     found = ErrorScan()

@@ -104,6 +104,8 @@ def test_a_name_decides_where_the_content_says_nothing(stored) -> None:
         "[1] see the note\n[2] and the other\n",
         "{ shell: function }\n",
         "int main(void) {\n    int error = 0;\n    return error;\n}\n" * 50,
+        "# A\n## B\n# C\nx = 1\n## D\ny = 2\n" * 9,
+        "".join(f"the job began at 10:00:{n},{n}7\n" for n in range(10, 60)),
         "- milk\n- eggs\n+ bread\n",
     ],
 )

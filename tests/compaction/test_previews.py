@@ -157,6 +157,14 @@ def test_a_unified_diff_without_git_names_its_files_too(stored) -> None:
     assert lines[:2] == ["3 files changed, +6 -3", "1: a.txt +2 -1"]
 
 
+def test_counts_of_a_diff_hold_across_the_blocks_that_it_is_read_in(stored) -> None:
+    part = "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,9 +1,9 @@\n" + "-a\n+b\n" * 900 + "+c\n"
+    times = 700
+    assert len(part) * times > 3 << 20
+    shown = best(stored(part * times), Kind.DIFF, count=2)
+    assert shown == [f"{times} files changed, +{901 * times:,} -{900 * times:,}", "1: x +901 -900"]
+
+
 # JSON
 
 
@@ -227,6 +235,10 @@ json_values = st.recursive(
 def test_a_head_of_json_closed_is_json(value, cut) -> None:
     head = json.dumps(value, ensure_ascii=False)[:cut]
     msgspec.json.decode(close_json(head))
+
+
+def test_a_head_of_json_that_ends_within_a_string_is_closed_before_it() -> None:
+    assert msgspec.json.decode(close_json('{"a": {"b": 1}, "c": "[{x')) == {"a": {"b": 1}}
 
 
 # Tables
