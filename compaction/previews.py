@@ -6,12 +6,12 @@ at most, in bounded memory.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from .contents import list_contents
 from .error_classes import LAST_TEST_RANK, LOG_CLASSES, ErrorClass
 from .error_lines import ErrorLine, ErrorScan
 from .kinds import Kind, Sample, json_records, take_sample, without_line_numbers
@@ -19,7 +19,7 @@ from .preview_binary import binary_preview
 from .preview_diff import diff_preview
 from .preview_json import json_preview
 from .preview_table import table_preview
-from .quoting import PreviewLine, quoted, strip_ansi_bytes
+from .quoting import PreviewLine, cleaned, quoted, strip_ansi_bytes
 
 if TYPE_CHECKING:
     from .stored_text import StoredText
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _BLOCK_BYTES = 1 << 20
 _EDGE_LINES = 12
 _ERRORS_SHOWN = 40
+_ENTRIES_HELD = 10_000
 _ENTRIES_SHOWN = 60
 _TITLE_CHARS = 100
 _END_CHARS = 240
@@ -43,7 +44,7 @@ def preview_lines(text: StoredText, kind: Kind) -> tuple[PreviewLine, ...]:
         found = table_preview(text, sample)
     elif kind is Kind.DIFF:
         found = diff_preview(clean_blocks(text, sample), sample)
-    elif kind in _CONTENTS:
+    elif kind in (Kind.MARKDOWN, Kind.PYTHON):
         found = _contents_preview(text, sample, kind)
     else:
         found = _output_preview(text, sample, kind)
@@ -186,81 +187,24 @@ def _with_rank(line: PreviewLine, rank: int) -> PreviewLine:
 
 # Markdown and Python: the top of a table of contents
 
-_HEADING = re.compile(rb"(?m)^(#{1,6}[ \t]+\S.*| {0,3}(?:`{3,}|~{3,}).*)")
-_DEFINITION = re.compile(rb"(?m)^((?:    |\t)?(?:async[ ]+def|def|class)[ ]+\w+.*)")
-_CONTENTS = {Kind.MARKDOWN: _HEADING, Kind.PYTHON: _DEFINITION}
-
-
-class _Entry(msgspec.Struct, frozen=True):
-    line: int
-    title: str
-    level: int
-
 
 def _contents_preview(text: StoredText, sample: Sample, kind: Kind) -> list[PreviewLine]:
-    entries, total = _first_entries(text, sample, kind)
-    if not entries:
+    contents = list_contents(clean_blocks(text, sample), kind, most_entries=_ENTRIES_HELD, title_chars=_TITLE_CHARS)
+    if not contents.entries:
         return []
-    what = "headings" if kind is Kind.MARKDOWN else "definitions"
-    levels = sorted({entry.level for entry in entries})
-    found = [PreviewLine(f"{total:,} {what}", 0)]
-    for place, entry in enumerate(entries):
-        # All of a level before those below it.
-        rank = 2 + levels.index(entry.level) * _ENTRIES_SHOWN + place
-        found.append(PreviewLine(f"{entry.line}: {entry.title}", rank, entry.line, 0))
+    # All of an upper level before those below it.
+    by_level = sorted(contents.entries, key=lambda entry: (_level(entry.title), entry.line))[:_ENTRIES_SHOWN]
+    what = "heading" if kind is Kind.MARKDOWN else "definition"
+    found = [PreviewLine(f"{contents.total:,} {what}{'s' * (contents.total > 1)}", 0)]
+    for place, entry in enumerate(by_level):
+        found.append(PreviewLine(f"{entry.line}: {cleaned(entry.title)}", 2 + place, entry.line, 0))
     first = next((line for line in sample.head.split("\n") if line.strip()), "")
-    if first and entries[0].line > 1:
+    if first and contents.entries[0].line > 1:
         number = sample.head[: sample.head.index(first)].count("\n") + 1
         found.append(PreviewLine(f"{number}: {quoted(first)}", 5, number, 0))
     return found
 
 
-def _first_entries(text: StoredText, sample: Sample, kind: Kind) -> tuple[list[_Entry], int]:
-    """Return entries up to a bound, of which those of the upper levels are kept longest, and how many there are."""
-    entries: list[_Entry] = []
-    lowest = 7
-    total, lines_before, fence = 0, 0, b""
-    for block in clean_blocks(text, sample):
-        line, counted_to = lines_before + 1, 0
-        for match in _CONTENTS[kind].finditer(block):
-            title = match[1]
-            if kind is Kind.MARKDOWN and not title.startswith(b"#"):
-                fence = _fence_after(fence, title.strip())
-                continue
-            if fence:
-                continue
-            total += 1
-            level = _level(title)
-            if len(entries) >= _ENTRIES_SHOWN and level >= lowest:
-                continue
-            line += block.count(b"\n", counted_to, match.start())
-            counted_to = match.start()
-            shown = _title(title[: 4 * _TITLE_CHARS].decode(errors="replace"), kind)
-            entries.append(_Entry(line, quoted(shown, limit=_TITLE_CHARS), level))
-            if len(entries) > 2 * _ENTRIES_SHOWN:
-                entries = _upper(entries)
-                lowest = max(entry.level for entry in entries)
-        lines_before += block.count(b"\n")
-    return _upper(entries), total
-
-
-def _upper(entries: list[_Entry]) -> list[_Entry]:
-    kept = sorted(entries, key=lambda entry: (entry.level, entry.line))[:_ENTRIES_SHOWN]
-    return sorted(kept, key=lambda entry: entry.line)
-
-
-def _fence_after(fence: bytes, line: bytes) -> bytes:
-    mark = line[: len(line) - len(line.lstrip(line[:1]))]
-    if not fence:
-        return mark
-    return b"" if mark.startswith(fence) and not line[len(mark) :].strip() else fence
-
-
-def _title(title: str, kind: Kind) -> str:
-    return title.split("(", 1)[0].rstrip(": ") if kind is Kind.PYTHON else title.rstrip(" #") or title
-
-
-def _level(title: bytes) -> int:
-    if title.startswith(b"#"):
-        return len(title) - len(title.lstrip(b"#"))
-    return int(title[:1].isspace())
+def _level(title: str) -> int:
+    """How deep a heading or a definition stands."""
+    return len(title) - len(title.lstrip("#").lstrip(" \t"))
