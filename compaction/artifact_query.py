@@ -156,7 +156,9 @@ def _search_notes(
         said.append(f"these are the first {shown}, {total - shown} left")
         said.append(f"next: {_next_place(hits[shown].line, hits[shown].match_column)}")
     if scan.was_stopped:
-        said.append(f"searched to line {scan.reached_line - 1} of {line_count}, then the time was up")
+        within = f"byte {scan.reached_column - 1} of line {scan.reached_line}" if scan.reached_column > 1 else ""
+        reached = within or f"line {scan.reached_line - 1} of {line_count}"
+        said.append(f"searched to {reached}, then the time was up")
         if shown == total:
             said.append(f"next: {_next_place(scan.reached_line, scan.reached_column)}")
     elif asked.line > line_count:

@@ -129,7 +129,8 @@ class MatchScan:
         without_codes: bool = False,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Hits count from `first_column` of `first_line` on; the chunks begin `passed_bytes` into that line."""
+        """Hits count from `first_column` of `first_line` on. The chunks begin `passed_bytes` into that line, which is
+        at least a byte before the column unless it is the line's start."""
         self.reached_line, self.reached_column = first_line, first_column
         self.was_stopped = False
         self._pattern = pattern
@@ -167,8 +168,8 @@ class MatchScan:
         """Search a block that begins in line `reached_line`: whole lines, or (`is_part`) a part of one."""
         block = _Block(raw.replace(b"\r\n", b"\n"), without_codes=self._without_codes)
         text, line, counted_to = block.text, self.reached_line, 0
-        # Within a line the first byte only tells that no line begins behind it.
-        at = max(block.offset_of(self.reached_column - 1 - self._passed_bytes), min(1, self._passed_bytes))
+        # Of a block within a line this is behind its first byte, which tells that no line begins there.
+        at = block.offset_of(self.reached_column - 1 - self._passed_bytes)
         while at <= len(text):
             if self._is_stopped():
                 self.was_stopped = True

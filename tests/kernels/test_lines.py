@@ -90,3 +90,13 @@ def test_bytes_that_are_no_characters_are_cut_where_asked_or_close_before(data: 
     assert max(0, at - 3) <= start <= at
     replaced = data[:start].decode(errors="replace") + data[start:].decode(errors="replace")
     assert replaced.count("\ufffd") >= data.decode(errors="replace").count("\ufffd")
+
+
+def test_lines_count_on_from_the_line_that_the_chunks_begin_with() -> None:
+    reader = LineReader(iter((b"nine\nten", b"\neleven")), first_line=9)
+    assert reader.lines == 8
+    reader.skip_lines(2)
+    assert reader.lines == 10
+    assert reader.count_rest(limit_bytes=100)
+    assert reader.lines == 11
+    reader.check_integrity()
