@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -87,8 +88,8 @@ def gate_figure(folder: Path, bare: BareLoop, count: Callable[[str], int], plan:
             source="bash", output=ToolOutput(content=text.decode()), limit_tokens=gate.arrival_tokens, arguments="cat"
         )
         ours_s, baseline_s = time_pair(
-            lambda offered=offered: gate.admit([offered], left_tokens=28_000),  # type: ignore[misc]
-            lambda text=text: bare.tokenize(text),  # type: ignore[misc]
+            partial(gate.admit, [offered], left_tokens=28_000),
+            partial(bare.tokenize, text),
             ours_first=number % 2 == 0,
             timer=time.perf_counter,
         )
@@ -173,4 +174,3 @@ def text_blocks(size_bytes: int, *, seed: int) -> Iterator[bytes]:
         number += _LINES_A_BLOCK
         size_bytes -= len(block)
         yield block
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -35,8 +36,8 @@ def make_gate(folder: Path, *, count: Callable[[Shape, str], int] = count_words)
     )
 
 
-def offered(content: str = "", **output: object) -> Offered:
-    return Offered(source="bash", output=ToolOutput(content=content, **output), limit_tokens=LIMIT)  # type: ignore[arg-type]
+def offered(content: str = "", **output: Any) -> Offered:
+    return Offered(source="bash", output=ToolOutput(content=content, **output), limit_tokens=LIMIT)
 
 
 def stored(gate: Gate, admitted: Admitted) -> bytes:

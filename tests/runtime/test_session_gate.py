@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -89,8 +89,8 @@ def test_a_book_enters_as_one_stub_and_every_fact_of_it_is_found_again(
             yield made.call("artifact", id=stored, action="search", query=fact, max_tokens=150)
             found = answers[-1]
             if number % 2:  # and by reading at the line that the search names
-                line = int(re.search(r"^(\d+)(:\d+)?:\t.*" + fact, found, re.MULTILINE)[1])  # type: ignore[index]
-                yield made.call("artifact", id=stored, action="read", offset=line, limit=2)
+                (line,) = re.findall(r"^(\d+)(?::\d+)?:\t.*" + fact, found, re.MULTILINE)
+                yield made.call("artifact", id=stored, action="read", offset=int(line), limit=2)
         yield "done"
 
     settings = SessionSettings(rounds=40, policies=dict.fromkeys(("bash",), Policy.ALLOW))
@@ -134,14 +134,14 @@ class Slippery(str):
         return b"x"
 
 
-def attempts(folder: Path) -> dict[str, Callable[[], object]]:
+def attempts(folder: Path) -> dict[str, Callable[[], ToolOutput]]:
     """What a tool could do to get a book into the window."""
 
     def in_file(content: str, text: str) -> ToolOutput:
         (folder / "out").write_text(text)
         return ToolOutput(content=content, file=folder / "out")
 
-    def raise_it(error: BaseException) -> object:
+    def raise_it(error: BaseException) -> NoReturn:
         raise error
 
     return {
@@ -169,7 +169,7 @@ def test_a_tool_that_tries_to_pass_the_gate_does_not(way: str, rig: Callable[...
     @tool
     def sneak() -> ToolOutput:
         """Try."""
-        return attempts(tmp_path)[way]()  # type: ignore[return-value]
+        return attempts(tmp_path)[way]()
 
     with made.open([made.call("sneak"), "done"], host={"tools": [*builtin_tools(), sneak]}) as session:
         end = list(session.send("go"))[-1]
