@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from itertools import accumulate
+
+_CHARACTERS_A_TOKEN = 4
+_GUESSES = 4
+"""So often the place is guessed from the characters that a token took; then the rest is halved."""
 
 
 def page_budget(arrival_tokens: int) -> int:
@@ -11,18 +17,21 @@ def page_budget(arrival_tokens: int) -> int:
 
 
 def pack_lines(lines: Iterable[str], *, budget_tokens: int, count_tokens: Callable[[str], int]) -> list[str]:
-    """Return the first lines that fit together, each counted with its line feed; at least the first one."""
-    packed: list[str] = []
-    used_tokens = 0
-    for line in lines:
-        used_tokens += count_tokens(f"{line}\n")
-        if packed and used_tokens > budget_tokens:
-            break
-        packed.append(line)
-    # A tokenizer may need more for the whole than for its lines one by one.
-    while len(packed) > 1 and count_tokens("\n".join(packed)) > budget_tokens:
-        packed.pop()
-    return packed
+    """Return the first lines that fit together; at least the first one. It takes a few counts of about the budget."""
+    held = list(lines)
+    # ends[n - 1]: the characters of the first n lines.
+    ends = list(accumulate(len(line) + 1 for line in held))
+    characters = _CHARACTERS_A_TOKEN * budget_tokens
+    # `fitting` lines fit, or are the one that there must be; `over` do not, or are one more than there are.
+    fitting, over, looks = min(1, len(held)), len(held) + 1, 0
+    while over - fitting > 1:
+        looks += 1
+        size = bisect_right(ends, characters) if looks <= _GUESSES else (fitting + over) // 2
+        size = min(max(size, fitting + 1), over - 1)
+        tokens = count_tokens("\n".join(held[:size]))
+        fitting, over = (size, over) if tokens <= budget_tokens else (fitting, size)
+        characters = ends[size - 1] * budget_tokens // max(1, tokens)
+    return held[:fitting]
 
 
 def fit_prefix(data: bytes, *, budget_tokens: int, count_tokens: Callable[[bytes], int]) -> int:
