@@ -18,7 +18,7 @@ help:
 	@echo "make test    set up, then run the tests"
 	@echo "make test-slow   the tests that take long: a real model, many processes, many more examples"
 	@echo "make lint    set up, then ruff, mypy and import-linter"
-	@echo "make bench   set up, then measure speed against bare llama.cpp, the prefix cache, and the kernels"
+	@echo "make bench   set up, then measure speed against bare llama.cpp, the prefix cache, the gate, and the kernels"
 	@echo "make clean   remove what tools left behind; .venv and the compiled llama.cpp stay"
 
 run:
@@ -45,6 +45,7 @@ bench:
 	@$(PYTHON) .ci/bootstrap.py llama bench
 	$(BIN)/chapbook bench speed
 	$(BIN)/chapbook bench cache
+	$(BIN)/chapbook bench gate
 	$(BIN)/pytest bench/
 
 clean:

@@ -66,7 +66,7 @@ def cache(  # noqa: PLR0917  (flags: nobody calls it by position)
 
 
 @app.command(help="Measure the arrival gate: its time against the tokenizer's, its memory, reads of what it stored.")
-def gate(  # noqa: PLR0917  (flags: nobody calls it by position)
+def gate(
     model: Annotated[str, typer.Option("--model", "-m", help="A path or a name `chapbook models` lists.")] = "smollm2",
     quick: Annotated[bool, typer.Option("--quick", help="Small texts: whether it works, not how fast it is.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="End with 1 where a target is missed.")] = False,

@@ -36,7 +36,21 @@ READ_TARGET = Target("<=", 10.0)
 MEMORY_TARGET = Target("<=", 32.0)
 MB = 1 << 20
 
-_WORDS = "the session window holds tokens of each message and result while a store keeps what was too large".split()
+_WORDS = (
+    "the",
+    "session",
+    "window",
+    "holds",
+    "tokens",
+    "of",
+    "each",
+    "message",
+    "while",
+    "a",
+    "store",
+    "keeps",
+    "them",
+)
 _LINES_A_BLOCK = 4096
 
 
@@ -131,10 +145,15 @@ def read_figures(folder: Path, count: Callable[[str], int], plan: GatePlan) -> l
         assert f"{line}\t" in output.content, "the page does not begin at the line that was asked for"
     size = f"{plan.reads} reads in the last hundredth of {plan.blob_bytes // MB:,} MB, {lines:,} lines"
     return [
-        judged(Figure(name="read of 64 KB", value=statistics.median(pages_ms), unit="ms", note=size), READ_TARGET),
         judged(
-            Figure(name="page of 200 lines, counted", value=statistics.median(whole_ms), unit="ms", note=size),
+            Figure(name="lines near the end of an artifact", value=statistics.median(pages_ms), unit="ms", note=size),
             READ_TARGET,
+        ),
+        Figure(
+            name="the same as a page of the tool",
+            value=statistics.median(whole_ms),
+            unit="ms",
+            note="200 lines, as many as fit by the tokenizer's count",
         ),
     ]
 

@@ -14,10 +14,12 @@ import pytest
 from chapbook.bench.trained_vocabulary import trained_vocabulary
 from chapbook.kernels.bpe import BpeCounter, build_bpe_counter, encode_reference
 from chapbook.kernels.chain import RunName, RunNamer, chain_hashes, chain_hashes_reference, longest_named, run_name
+from chapbook.kernels.line_index import LineIndex, index_lines, index_lines_reference
 from chapbook.kernels.prefix import common_prefix_length, common_prefix_length_reference, shared_with_each
 from chapbook.kernels.retention import choose_evictions, choose_evictions_reference
 from chapbook.kernels.runs import split_long_runs, split_long_runs_reference
 from chapbook.kernels.secrets import redact, redact_reference
+from chapbook.kernels.text_encoding import UTF_8, TextEncoding
 from chapbook.kernels.tokens import TokenIds, token_ids
 
 WINDOW_TOKENS = 32_768
@@ -108,3 +110,11 @@ def test_redact(benchmark: Any, which: str, unit: bytes) -> None:
     data = (unit * (1_000_000 // len(unit) + 1))[:1_000_000]
     found = benchmark(redact if which == "kernel" else redact_reference, data)
     assert found.data == data
+
+
+@kernel_or_reference
+@pytest.mark.parametrize("encoding", [UTF_8, TextEncoding(name="utf-16-le")], ids=lambda encoding: encoding.name)
+def test_index_lines(benchmark: Any, which: str, encoding: TextEncoding) -> None:
+    data = (TEXT * 12).encode(encoding.name)[:1_000_000]
+    index: LineIndex = benchmark(index_lines if which == "kernel" else index_lines_reference, data, encoding)
+    assert index.feeds == data.decode(encoding.name, "ignore").count("\n")
