@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from ..compaction.artifacts import SHORT_ID_DIGITS
 from ..compaction.budget import Budgets
 from ..kernels.errors import NoRoom
 from .chat_format import Shape
@@ -22,10 +23,12 @@ _CHARACTERS_A_TOKEN = 8
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """What enters the log, and the part of it that is the person's own words: where mentions count."""
+    """What enters the log, the part of it that is the person's own words (where mentions count), and what they are to
+    be told, empty where the message entered whole."""
 
     event: UserMessage
     own_words: str
+    note: str = ""
 
 
 def message_of(text: str, *, gate: Gate, budgets: Budgets, transcript: Transcript) -> Message:
@@ -57,7 +60,14 @@ def message_of(text: str, *, gate: Gate, budgets: Budgets, transcript: Transcrip
 
     head, tail = ("", "") if edge_tokens < _LEAST_EDGE_TOKENS else _edges(clean.text, edge_tokens, fits)
     shown = "\n".join(part for part in (head, admitted.content, tail) if part)
-    return Message(event=UserMessage(text=shown, artifact=admitted.artifact), own_words=f"{head}\n{tail}")
+    if gate.count(Shape.USER, shown) > left_tokens:
+        head, shown, tail = "", admitted.content, ""
+    return Message(
+        event=UserMessage(text=shown, artifact=admitted.artifact),
+        own_words=f"{head}\n{tail}",
+        note=f"the message is {admitted.size_bytes:,} bytes, too large for the window: it is stored whole as artifact "
+        f"{admitted.artifact[:SHORT_ID_DIGITS]}, and the model reads its beginning, its end and a stub",
+    )
 
 
 def _edges(text: str, edge_tokens: int, fits: Callable[[str], bool]) -> tuple[str, str]:

@@ -226,6 +226,8 @@ class Session:
 
     def _turn(self, message: Message, choice: ToolChoice) -> Generator[StreamEvent, None, None]:
         workspace = self._assembled.workspace
+        if message.note:
+            yield NoticeGiven(producer="gate", text=message.note, to_model=False)
         for missing in find_missing(message.own_words, workspace.has_file):
             yield NoticeGiven(producer="mentions", text=f"there is no file {missing!r} to attach", to_model=False)
         turn = Turn(

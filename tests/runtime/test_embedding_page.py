@@ -56,13 +56,14 @@ def test_the_snippets_of_the_embedding_page_run_and_do_what_the_page_says(
     assert list((tmp_path / "kv").glob("*/*.kv")), "what was at rest is on the disk"
     counted = [event.content for event in names["events"] if isinstance(event, ToolFinished)]
     assert counted, "a call of it was forced"
-    assert all(re.fullmatch(r"\d+ words", content) for content in counted), counted
+    # A random model calls on until its reply is cut, in the middle of a call perhaps.
+    assert re.fullmatch(r"\d+ words", counted[0]), counted
     assert isinstance(names["ended"], TurnEnded)
     assert len(names["answers"]) == 2
     assert (tmp_path / ".chapbook" / "sessions" / names["report"].session).is_dir()
     said = capsys.readouterr().out
     assert " cached (nothing), " in said
-    assert "this message is " in said, "NoRoom was shown"
+    assert any((tmp_path / ".chapbook" / "artifacts").glob("*/*.txt")), "the message that was too large is stored"
 
 
 def test_the_snippet_of_the_readme_runs(run_page: Callable[[str], dict[str, Any]]) -> None:

@@ -17,7 +17,7 @@ from chapbook.runtime.hooks import Hooks
 from chapbook.runtime.log_reading import read_log
 from chapbook.runtime.session import Session
 from chapbook.runtime.session_open import SessionSettings
-from chapbook.runtime.stream import ToolFinished
+from chapbook.runtime.stream import NoticeGiven, ToolFinished
 from chapbook.runtime.tools.builtin import builtin_tools
 from chapbook.runtime.tools.declare import tool
 from chapbook.runtime.tools.spec import Policy, ToolContext, ToolOutput
@@ -203,9 +203,11 @@ def test_a_pasted_book_is_stored_and_its_first_and_last_words_stay(rig: Callable
     made = rig()
     pasted = f"What is told of house 3?\n\n{BOOK}\nAnswer in one word. @notes.md"
     with made.open(["done"]) as session:
-        list(session.send(pasted))
+        told = [event for event in session.send(pasted) if isinstance(event, NoticeGiven)]
         made.check(session)
         events = events_of(session)
+        assert [(notice.producer, notice.to_model) for notice in told] == [("gate", False)]
+        assert session.transcript.state.artifacts[0][:12] in told[0].text
         (message,) = [event for event in events if isinstance(event, UserMessage)]
         assert message.text.startswith("What is told of house 3?\n")
         assert message.text.endswith("Answer in one word. @notes.md")

@@ -103,15 +103,15 @@ def test_commands_stay_out_of_the_history_of_the_session(chat, logged):
     assert logged("user/message") == []
 
 
-def test_a_message_that_does_not_fit_is_refused_and_the_chat_goes_on(chat, logged):
+def test_a_message_that_is_too_large_is_stored_and_the_person_is_told(chat, logged):
     chat.send("\x1b[200~" + "too long " * 1000 + "\x1b[201~")
     chat.send(ENTER)
-    chat.wait_for("attach it with @path, or shorten it")
-    chat.wait_for(PROMPT)
-    chat.send("short" + ENTER)
+    chat.wait_for("it is stored whole as artifact")
     chat.wait_for(LEDGER)
     leave(chat)
-    assert [event["text"] for event in logged("user/message")] == ["short"]
+    (message,) = logged("user/message")
+    assert message["artifact"]
+    assert message["text"].startswith("too long too long")
 
 
 def test_without_a_terminal_each_line_is_a_message(run, tiny_llama, logged):

@@ -28,7 +28,7 @@ def zebra() -> str:
 
 def test_order_is_that_of_registration() -> None:
     catalogue = Catalogue([zebra, *builtin_tools()])
-    assert catalogue.names == ("zebra", "read", "search", "list", "write", "edit", "bash")
+    assert catalogue.names == ("zebra", "read", "search", "list", "write", "edit", "bash", "artifact")
     assert [schema.name for schema in catalogue.schemas()] == list(catalogue.names)
     assert len(catalogue) == 7
     assert catalogue.get("read") is builtin_tools()[0]
