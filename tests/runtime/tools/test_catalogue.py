@@ -30,7 +30,7 @@ def test_order_is_that_of_registration() -> None:
     catalogue = Catalogue([zebra, *builtin_tools()])
     assert catalogue.names == ("zebra", "read", "search", "list", "write", "edit", "bash", "artifact")
     assert [schema.name for schema in catalogue.schemas()] == list(catalogue.names)
-    assert len(catalogue) == 7
+    assert len(catalogue) == 8
     assert catalogue.get("read") is builtin_tools()[0]
     assert "read" in catalogue
     assert catalogue.get("rm") is None
