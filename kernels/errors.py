@@ -23,6 +23,7 @@
     │   ├── UnknownEvent                  written by a newer chapbook
     │   └── ReplayMismatch                the checker rebuilt something else
     ├── ArtifactError                     the artifact store cannot be written, or a blob is not what it was
+    ├── LedgerError                       the file of a plan's steps cannot be read or written
     ├── SnapshotError                     becomes a note, never ends a turn
     │   ├── SnapshotUnusable              a file that is damaged, of another model, gone, or not ours to read
     │   ├── SnapshotRefused               larger than the budget or the disk allow, with the numbers
@@ -212,6 +213,14 @@ class ArtifactError(ChapbookError):
     def __init__(self, message: str, *, path: Path, size_bytes: int | None = None) -> None:
         super().__init__(message)
         self.path, self.size_bytes = path, size_bytes
+
+
+class LedgerError(ChapbookError):
+    """The file of a plan's steps cannot be read or written; it is as it was. `path` is the file, `errno` says why."""
+
+    def __init__(self, message: str, *, path: Path, errno: int | None) -> None:
+        super().__init__(message)
+        self.path, self.errno = path, errno
 
 
 class SnapshotError(ChapbookError):
