@@ -20,7 +20,9 @@ _STEP_BYTES = 1 << 16
 _LINE_BYTES = 4096
 """A line that is longer than a block is looked at up to here."""
 
-_HEADING_OR_FENCE = re.compile(r"^ {0,3}(?:(?P<fence>`{3,}|~{3,})(?P<info>.*)|#{1,6}[ \t]+\S.*)$", re.MULTILINE)
+_FENCE = r"(?P<fence>`{3,}|~{3,})(?P<info>.*)"
+_FENCE_LINE = re.compile(rf"^ {{0,3}}{_FENCE}$", re.MULTILINE)
+_HEADING_OR_FENCE = re.compile(rf"^ {{0,3}}(?:{_FENCE}|#{{1,6}}[ \t]+\S.*)$", re.MULTILINE)
 _DEFINITION = re.compile(r"^[^\S\n]*(?:async[^\S\n]+def|def|class)[^\S\n]+\w+.*$", re.MULTILINE)
 _HUNK = re.compile(r"@@ -\d+(?:,(\d{1,9}))? \+\d+(?:,(\d{1,9}))? @@")
 _FILE_NAME = re.compile(r' "?b/(.*?)"?$')
@@ -171,23 +173,44 @@ def _line_entries(blocks: _Blocks, kind: Kind) -> Iterator[tuple[int, int, str]]
             yield line, 1, title
 
 
+class CodeFence:
+    """Whether a place in Markdown lies in a code fence (https://spec.commonmark.org/0.31.2/#fenced-code-blocks)."""
+
+    def __init__(self) -> None:
+        self._opened_by = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the next line is code, or closes it."""
+        return bool(self._opened_by)
+
+    def pass_line(self, line: str) -> None:
+        """Go on to behind `line`, with or without its line feed."""
+        found = _FENCE_LINE.match(line)
+        if found:
+            self.pass_fence(found["fence"], found["info"])
+
+    def pass_fence(self, marks: str, info: str) -> None:
+        """Go on to behind a line of `marks` with `info` behind them."""
+        if not self._opened_by:
+            # With a backtick behind them they are code within a line.
+            self._opened_by = "" if marks[0] == "`" and "`" in info else marks
+        elif marks.startswith(self._opened_by) and not info.strip():
+            self._opened_by = ""
+
+
 class _Headings:
     """ATX headings outside fences (https://spec.commonmark.org/0.31.2/#atx-headings)."""
 
     def __init__(self) -> None:
-        self._fence = ""
+        self._fence = CodeFence()
 
     def entries(self, text: str, first_line: int) -> Iterator[tuple[int, str]]:
         for line, found in _numbered(_HEADING_OR_FENCE, text, first_line):
-            fence, info = found["fence"], found["info"]
-            if fence is None:
-                if not self._fence:
-                    yield line, found[0].strip()
-            elif not self._fence:
-                # With a backtick behind them they are code within a line.
-                self._fence = "" if fence[0] == "`" and "`" in info else fence
-            elif fence.startswith(self._fence) and not info.strip():
-                self._fence = ""
+            if found["fence"] is not None:
+                self._fence.pass_fence(found["fence"], found["info"])
+            elif not self._fence.is_open:
+                yield line, found[0].strip()
 
 
 class _Definitions:
