@@ -17,7 +17,17 @@ LINE_ITEMS: Final = 2
 SECOND_WAY_ROUND: Final = 3
 """From this round on a line without any mark says how to begin anew."""
 
-_SHORTER_ITEM_CHARS: Final = (ITEM_CHARS, 24, 12, 0)
+_ITEM_FORMS: Final = (
+    (LINE_ITEMS, ITEM_CHARS),
+    (LINE_ITEMS, 24),
+    (LINE_ITEMS, 12),
+    (1, 24),
+    (1, 12),
+    (LINE_ITEMS, 0),
+    (1, 0),
+)
+"""How many items with how many characters of each, the fullest first. With none they are ids alone."""
+
 _NOTICE_TASK_CHARS: Final = 120
 _SECOND_WAY = 'or, if the steps are not these, plan_start with the real steps and "replace":true'
 
@@ -26,7 +36,7 @@ def ledger_line(ledger: Ledger | None, *, round: int | None, rounds: int | None,
     """Return the line that rides on a step's last tool result; empty without a ledger, and for a closed plan.
 
     At most 60 tokens by `count`, 110 where it says how to mark a step, since none ever was. Where that is tight, items
-    get shorter, then fewer, then the hint and the round go. `count` is asked for two dozen texts at most.
+    get shorter, then fewer, then the hint and the round go. `count` is asked for 26 texts at most.
     """
     if ledger is None or ledger.closed:
         return ""
@@ -135,7 +145,7 @@ def _hints(ledger: Ledger, round: int | None) -> Iterator[str]:
 
 
 def _remaining(ledger: Ledger) -> Iterator[str]:
-    """Give the clause on what is outstanding, the fullest first: two items, then shorter ones, then fewer.
+    """Give the clause on what is outstanding, the fullest first.
 
     What can be worked on comes first; how many are blocked is said in any case.
     """
@@ -145,9 +155,8 @@ def _remaining(ledger: Ledger) -> Iterator[str]:
         return
     blocked = sum(step.state is StepState.BLOCKED for step in outstanding)
     head = f"{len(outstanding)} remaining" + (f", {blocked} blocked" if blocked else "")
-    for items in range(min(LINE_ITEMS, len(outstanding)), 0, -1):
-        for item_chars in _SHORTER_ITEM_CHARS:
-            yield f"{head}: {', '.join(_item(step, item_chars) for step in outstanding[:items])}"
+    for items, item_chars in _ITEM_FORMS:
+        yield f"{head}: {', '.join(_item(step, item_chars) for step in outstanding[:items])}"
     yield head
 
 

@@ -410,23 +410,15 @@ class LedgerMachine(RuleBasedStateMachine):
         is_good = bool(steps) and len(set(steps)) == len(steps) and all(0 < len(step) <= 200 for step in steps)
         blocks = self.model is not None and not self.model.is_finished
         is_foreign = blocks and self.model.task != self.task
-        try:
-            started = start_plan(
-                current,
-                task=self.task,
-                steps=steps,
-                replace=replace,
-                relation=related,
-                session=self.session,
-                key=task_key(self.task),
-            )
-        except ToolError as refused:
-            assert not is_good or (blocks and not is_foreign and not replace)
-            if blocks and not is_foreign and not replace:
-                assert re.findall(r"^(s\d+) \[", str(refused), re.MULTILINE) == self.model.outstanding
+        hands_back = blocks and not is_foreign and not replace
+        plan = {"task": self.task, "steps": steps, "replace": replace}
+        if hands_back or not is_good:
+            with pytest.raises(ToolError) as refused:
+                start_plan(current, **plan, relation=related, session=self.session, key=task_key(self.task))
+            handed_back = re.findall(r"^(s\d+) \[", str(refused.value), re.MULTILINE)
+            assert handed_back == (self.model.outstanding if hands_back else [])
             return
-        assert is_good
-        assert not blocks or is_foreign or replace
+        started = start_plan(current, **plan, relation=related, session=self.session, key=task_key(self.task))
         assert started.discarded == (len(self.model.outstanding) if blocks and not is_foreign else 0)
         assert (started.set_aside is not None) == is_foreign
         if started.set_aside is not None:
@@ -437,12 +429,11 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(number=st.integers(1, 5), state=st.sampled_from(StepState))
     def mark(self, number, state):
         is_good = self.model is not None and not self.model.closed and number <= len(self.model.states)
-        try:
-            done = mark_step(self.stored, id=f"s{number}", state=state)
-        except ToolError:
-            assert not is_good
+        if not is_good:
+            with pytest.raises(ToolError):
+                mark_step(self.stored, id=f"s{number}", state=state)
             return
-        assert is_good
+        done = mark_step(self.stored, id=f"s{number}", state=state)
         self.file.save(done.ledger)
         self.model.states[number - 1] = state.value
         self.model.ever_marked |= state is not TODO
