@@ -356,6 +356,15 @@ def test_a_dismissed_plan_that_comes_again_unchanged_is_not_offered() -> None:
     assert history.in_force() == (number, number)
 
 
+def test_a_plan_that_was_dismissed_and_approved_since_is_pending_where_it_comes_again() -> None:
+    history = History()
+    history.submit(PLAN, DISMISSED)
+    history.submit(PLAN, APPROVED)
+    history.submit(PLAN)
+    assert history.statuses() == ["dismissed", "approved", "pending"]
+    assert history.in_force() == (2, 1)
+
+
 def test_what_is_offered_again_supersedes_nothing() -> None:
     history = History()
     history.submit(PLAN, DISMISSED)
@@ -378,6 +387,7 @@ def test_plans_without_a_title_supersede_each_other_only_by_their_bytes() -> Non
     history = History()
     history.submit("one\n", APPROVED)
     history.submit("two\n", APPROVED)
+    assert history.statuses() == ["approved", "approved"]
     history.submit("one\n", REJECTED)
     assert history.statuses() == ["superseded", "approved", "rejected"]
 
@@ -491,6 +501,7 @@ def test_plans_of_several_sessions_need_the_path_that_holds_them() -> None:
         ("# Move it\nbody", "Move it"),
         ("\n \n   # Move it ##  \n", "Move it"),
         ("\ufeff# Move it\r\n", "Move it"),
+        ("\ufeff\n# Move it\n", "Move it"),
         ("# About C#\n", "About C#"),
         ("# a \\#\n", "a \\#"),
         ("#\tMove \x1b[1mit\x1b[0m\u200b  now\n", "Move it now"),
