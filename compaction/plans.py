@@ -183,7 +183,7 @@ def classify_plans(exchanges: Iterable[PlanExchange], *, path: Sequence[str] | N
     Superseded is what a later submission of the same title took the place of. A pending plan gives way to any that
     was not FAILED. An approved plan is the work order until another one is approved: a revision that is pending,
     rejected or dismissed leaves it as it is. The same bytes again are the same plan: its last answer counts, so a no
-    or a close takes back an earlier yes. Without an answer they are pending, except that a plan which the user dismissed
+    or a close takes back an earlier yes. Without an answer they are pending, except that a plan that a user dismissed
     or closed is not offered again: it keeps that status, and supersedes nothing.
     """
     rows: list[_Row] = []
