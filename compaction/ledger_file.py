@@ -29,7 +29,7 @@ FOLDER_NAME: Final = "plans"
 UNNAMED: Final = "worker"
 HOLDER_CHARS: Final = 40
 MOST_FILE_BYTES: Final = 1 << 18
-"""More than the largest plan takes, however its characters are escaped."""
+"""More than the largest plan takes, however its characters are escaped. No more is read: a larger file is torn then."""
 
 _PROCESS = re.compile(r"pid-[0-9]+")
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9._-]+")
@@ -83,7 +83,7 @@ class LedgerFile:
             raise self._refusal(error, "read") from error
 
     def save(self, ledger: Ledger) -> None:
-        """Replace the file, atomically and durably. Raises LedgerError, and then it is as it was."""
+        """Replace the file, atomically and durably. Raises LedgerError, and then it is a whole file, as a rule the old one."""
         try:
             self._write(ledger, self.path)
         except OSError as error:
@@ -112,14 +112,15 @@ class LedgerFile:
         assert ledger == _redacted(ledger)
 
     def _require_own_folder(self) -> None:
-        """Raise OSError where the folder of named holders is a link, which may lead out of the store."""
-        if self._is_named and self.path.parent.is_symlink():
-            raise OSError(0, f"{self.path.parent} is a symbolic link, not a folder of the store. Remove it")
+        """Raise OSError where the folder of named holders is a file, or a link, which may lead out of the store."""
+        folder = self.path.parent
+        if self._is_named and (folder.is_symlink() or (folder.exists() and not folder.is_dir())):
+            raise OSError(0, f"{folder} is a symbolic link or a file, not a folder of the store. Remove it")
 
     def _read(self) -> bytes:
         try:
             with open_blob(self.path) if self._is_named else open_regular(self.path) as file:
-                return file.read(MOST_FILE_BYTES + 1)
+                return file.read(MOST_FILE_BYTES)
         except OSError as error:
             if error.errno in _NO_REGULAR_FILE:
                 return b""
@@ -174,8 +175,6 @@ class LedgerFile:
 
 def _decoded(data: bytes) -> Ledger | None:
     """Return the plan that `data` is; None where it is none."""
-    if len(data) > MOST_FILE_BYTES:
-        return None
     try:
         return msgspec.json.decode(data, type=Ledger)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

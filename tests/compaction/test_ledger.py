@@ -258,8 +258,9 @@ def test_a_task_key_does_not_depend_on_white_space(prompt):
     assert task_key(prompt) == task_key(f"\n{'  '.join(prompt.split())}\t")
 
 
-def related(ledger, *, session="two", prompt=PROMPT, key=""):
-    return relation(ledger, session=session, key=task_key(prompt) if key == "" else key, prompt=prompt)
+def related(ledger, *, session="two", prompt=PROMPT, **given_key):
+    key = given_key["key"] if given_key else task_key(prompt)
+    return relation(ledger, session=session, key=key, prompt=prompt)
 
 
 def test_within_one_session_the_relation_is_always_same(ledger):
@@ -282,6 +283,7 @@ def test_a_malformed_key_counts_as_none_and_then_words_decide(ledger, key):
     assert related(keyless, prompt="Write a poem on harbours") is Relation.DIFFERENT
     assert related(ledger, prompt="Write a poem on harbours", key=key) is Relation.DIFFERENT
     assert related(keyless, key=key) is Relation.UNKNOWN
+    assert related(ledger, key=key) is Relation.UNKNOWN
 
 
 def test_one_significant_word_in_common_makes_it_unknown_also_one_of_a_step(ledger):

@@ -36,6 +36,7 @@ from chapbook.kernels.errors import LedgerError, ToolError
 
 NOON = 1_800_000_000.0  # 2027-01-15 08:00:00 UTC
 SECRET = "ghp_" + "A1b2C3d4E5f6G7h8I9j0" + "K1l2M3n4O5p6Q7r8"
+SHORT_SECRET = "sk_live_" + "A1b2C3d4E5"
 
 
 def file_of(folder, holder=None, *, pid=7):
@@ -196,10 +197,19 @@ def test_a_folder_of_plans_that_is_a_link_is_refused_for_reading_and_writing(tmp
     file = file_of(store, "bob")
     before = (outside / "bob.json").read_bytes()
     for act in (file.load, lambda: file.save(plan("two")), lambda: file.set_aside(plan("two"))):
-        with pytest.raises(LedgerError, match=r"plans is a symbolic link, not a folder of the store. Remove it"):
+        with pytest.raises(
+            LedgerError, match=r"plans is a symbolic link or a file, not a folder of the store. Remove it"
+        ):
             act()
     assert names(outside) == ["bob.json"]
     assert (outside / "bob.json").read_bytes() == before
+
+
+def test_a_file_in_the_place_of_the_folder_of_plans_is_refused(tmp_path):
+    (tmp_path / "plans").write_bytes(b"")
+    for act in (file_of(tmp_path, "bob").load, lambda: file_of(tmp_path, "bob").save(plan())):
+        with pytest.raises(LedgerError, match="not a folder of the store"):
+            act()
 
 
 def test_a_folder_and_a_pipe_that_have_the_name_are_moved_aside(tmp_path):
@@ -242,17 +252,17 @@ def test_a_plan_is_set_aside_under_a_name_of_its_own_and_can_be_put_back(tmp_pat
 def test_what_is_saved_has_no_secret_even_where_the_rules_were_passed_by(tmp_path):
     steps = (
         LedgerStep(id="s1", text=f"use {SECRET}", note=f"used {SECRET}"),
-        LedgerStep(id="s2", text="x" * 155 + f" {SECRET}", state=StepState.DONE),
+        LedgerStep(id="s2", text="x" * 180 + f" {SHORT_SECRET}", state=StepState.DONE),
     )
     file = file_of(tmp_path)
     leaky = Ledger(task=f"with {SECRET}", key=None, session="one", steps=steps)
     file.save(leaky)
     aside = file.set_aside(leaky)
-    assert all(b"ghp_" not in path.read_bytes() for path in (file.path, aside))
+    assert not any(part in path.read_bytes() for path in (file.path, aside) for part in (b"ghp_", b"sk_live_"))
     loaded = file.load().ledger
     assert loaded.task.startswith("with [redacted:github-token:")
     assert loaded.steps[0].note.startswith("used [redacted:github-token:")
-    assert [len(step.text) <= 200 for step in loaded.steps] == [True, True]
+    assert loaded.steps[1].text == "x" * 180 + " [redacted:stripe-k…"  # the mark is longer than what it stands for
     file.check_integrity()
 
 
