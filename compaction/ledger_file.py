@@ -83,7 +83,10 @@ class LedgerFile:
             raise self._refusal(error, "read") from error
 
     def save(self, ledger: Ledger) -> None:
-        """Replace the file, atomically and durably. Raises LedgerError, and then it is a whole file, as a rule the old one."""
+        """Replace the file, atomically and durably.
+
+        Raises LedgerError: then the file is as it was, or, where only the last flush of its folder failed, the new one.
+        """
         try:
             self._write(ledger, self.path)
         except OSError as error:
