@@ -1,6 +1,6 @@
 """The arrival gate: what a result may bring into the window, decided before it enters. Pure.
 
-Something too large is put into the artifact store whole, and a stub with its path stands in the window; it never
+Something too large is put into the artifact store whole, and a stub with its id stands in the window; it never
 reaches the model's context, so there is no prefill of it and no later rewrite.
 """
 
@@ -16,6 +16,9 @@ LEAST_STUB_TOKENS = 128
 REFUSAL_TOKENS = 96
 """What the refusal of a page takes at most, with its numbers."""
 
+BRIEF_TOKENS = 48
+"""What is over this gains by a line that says where it is, and nothing else."""
+
 MOST_BYTES_PER_TOKEN = 128
 """No token of a known vocabulary is longer (runs of white space are the longest): more bytes than this for each
 token of a limit are over it without counting."""
@@ -24,12 +27,14 @@ SLICE_CHARACTERS = 1 << 15
 _SLACK_TOKENS_PER_CUT = 64
 
 
-class Form(enum.Enum):
-    """How a result enters: as it is, as a stub, or (a page of something that stays) as a refusal with the numbers."""
+class Form(enum.IntEnum):
+    """How a text enters: as it is, as a stub, as a refusal with the numbers (a page of something that stays), or as
+    one line where no room is left. A text only ever goes on to a later form."""
 
-    WHOLE = "whole"
-    STUB = "stub"
-    REFUSED = "refused"
+    WHOLE = 0
+    STUB = 1
+    REFUSED = 2
+    BRIEF = 3
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +45,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """One result at the gate, in the form it has so far, with the tokens that this form takes.
+    """One text at the gate, in the form it has so far, with the tokens that this form takes.
 
     `paged`: a page of something that stays, which is never stored a second time.
     """
@@ -48,6 +53,13 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     form: Form = Form.WHOLE
     paged: bool = False
+
+
+class Leaving(msgspec.Struct, frozen=True, kw_only=True):
+    """Which of the texts is to take less room, and in which form."""
+
+    place: int
+    form: Form
 
 
 def measure(text: str, limit_tokens: int, count: Callable[[str], int]) -> Measure:
@@ -82,14 +94,25 @@ def page_share(*, arrival_tokens: int, left_tokens: int, calls: int) -> int:
     return max(LEAST_STUB_TOKENS, min(arrival_tokens, left_tokens // max(1, calls)))
 
 
-def next_to_leave(arrivals: Sequence[Arrival], *, left_tokens: int, stub_tokens: int) -> int | None:
-    """Return which of one step's results is to leave the window next, None where nothing has to or can.
+def next_to_leave(arrivals: Sequence[Arrival], *, left_tokens: int, stub_tokens: int) -> Leaving | None:
+    """Return which of one step's texts is to take less room next, None where none has to or can.
 
-    The largest that would gain by a stub goes first; pages are refused only when no stub helps any more.
+    The largest that would gain by a stub goes first; pages are refused only when no stub helps any more, and a line
+    alone stands for a text only where nothing else helps.
     """
     if sum(arrival.tokens for arrival in arrivals) <= left_tokens:
         return None
-    whole = [place for place, arrival in enumerate(arrivals) if arrival.form is Form.WHOLE]
-    storable = [place for place in whole if not arrivals[place].paged and arrivals[place].tokens > stub_tokens]
-    pages = [place for place in whole if arrivals[place].paged and arrivals[place].tokens > REFUSAL_TOKENS]
-    return max(storable or pages, key=lambda place: arrivals[place].tokens, default=None)
+    by_size = sorted(range(len(arrivals)), key=lambda place: -arrivals[place].tokens)
+    for form, paged, least_tokens in (
+        (Form.STUB, False, stub_tokens),
+        (Form.REFUSED, True, REFUSAL_TOKENS),
+        (Form.BRIEF, None, BRIEF_TOKENS),
+    ):
+        for place in by_size:
+            arrival = arrivals[place]
+            is_meant = (
+                arrival.form < Form.BRIEF if paged is None else (arrival.form, arrival.paged) == (Form.WHOLE, paged)
+            )
+            if is_meant and arrival.tokens > least_tokens:
+                return Leaving(place=place, form=form)
+    return None

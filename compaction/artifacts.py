@@ -96,12 +96,13 @@ class ArtifactStore:
         size_bytes = None
         try:
             with open_regular(file) as source:
-                size_bytes = os.fstat(source.fileno()).st_size + len(lead)
+                before = os.fstat(source.fileno())
+                size_bytes = before.st_size + len(lead)
                 passed = redact_through(source, lead=lead)
             stored = self._stored(passed, text=text)
             if not self._holds(stored):
                 self._make_folder(stored.path.parent)
-                if lead or passed.redacted or not _move(file, stored.path):
+                if lead or passed.redacted or not _move(file, stored.path, before):
                     self._copy(file, lead, stored)
             self._keep_index(stored, passed.found.index)
             if os.path.realpath(file) != os.path.realpath(stored.path):
@@ -282,8 +283,11 @@ def _require(ref: ArtifactRef, found: Surveyed) -> None:
         )
 
 
-def _move(file: Path, path: Path) -> bool:
-    """Give a file its name in the store, durably; return False where it is on another file system."""
+def _move(file: Path, path: Path, before: os.stat_result) -> bool:
+    """Give a file its name in the store, durably; return False where it is on another file system.
+
+    Raises OSError where it is not as it was `before` it was read, and then it has its old name.
+    """
     file.chmod(FILE_MODE)
     with file.open("rb" if os.name == "posix" else "r+b") as source:
         flush_to_disk(source.fileno())
@@ -293,5 +297,9 @@ def _move(file: Path, path: Path) -> bool:
         if error.errno == errno.EXDEV:
             return False
         raise
+    after = path.stat()
+    if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        path.replace(file)
+        raise OSError(errno.EBUSY, f"{file} was written to while it was stored. Try again")
     flush_folder(path.parent)
     return True

@@ -34,6 +34,16 @@ def pack_lines(lines: Iterable[str], *, budget_tokens: int, count_tokens: Callab
     return held[:fitting]
 
 
+def fit_text(text: str, *, budget_tokens: int, count_tokens: Callable[[str], int]) -> str:
+    """Return `text`, or its beginning and end with a mark between them, in at most `budget_tokens` tokens."""
+    shown, size = text, len(text)
+    while count_tokens(shown) > budget_tokens and size > 1:
+        size = size * 3 // 4
+        half = size // 2
+        shown = f"{text[:half]} … {text[len(text) - half :]}"  # [0, half) and [length - half, length)
+    return shown
+
+
 def fit_prefix(data: bytes, *, budget_tokens: int, count_tokens: Callable[[bytes], int]) -> int:
     """Return a length whose prefix of `data` fits, found in a few counts; at least one byte."""
     length = min(len(data), 8 * max(1, budget_tokens))

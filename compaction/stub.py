@@ -8,22 +8,24 @@ from dataclasses import dataclass
 import msgspec
 
 from .artifacts import ArtifactRef
+from .contents import has_contents
 from .kinds import Kind
 from .quoting import PreviewLine, cleaned, clipped
 
 LEAST_BUDGET_TOKENS = 128
 _LINE_CHARS = (256, 100, 60)
-_BEST_LINES = 4
 _ENOUGH_LINES = 2
 _SOURCE_CHARS = 40
 _ARGUMENTS_CHARS = (100, 40, 0)
 _MOST_LINES = 63
 _EXTRA_TRIES = 6
+_LINES_BEFORE = 5
 
 
 class StubFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a stub says of an artifact. `source` is a tool's name, or a phrase for what no tool made, in which case
-    `repeatable` is False. `tokens` is exact or, where `tokens_exact` is False, a guess. `redacted` counts secrets."""
+    `repeatable` is False. `tokens` is exact or, where `tokens_exact` is False, a guess. `redacted` counts secrets.
+    Where it is not `queryable`, no tool of the session looks into it, and its path is named instead."""
 
     source: str
     arguments: str
@@ -35,6 +37,7 @@ class StubFacts(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     redacted: int
     repeatable: bool = True
+    queryable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,7 @@ def write_stub(
     each token.
     """
     by_rank = sorted(range(len(preview)), key=lambda place: preview[place].rank)[:_MOST_LINES]
-    best = [preview[place] for place in sorted(by_rank[:_BEST_LINES])]
-    frame = _choose_frame(facts, best, budget_tokens, count)
+    frame = _choose_frame(facts, _queries(facts, preview), budget_tokens, count)
     kept: list[int] = []
     for line_chars in _LINE_CHARS:
 
@@ -85,28 +87,16 @@ def _pack(by_rank: Sequence[int], fits: Callable[[Sequence[int]], bool]) -> list
     return kept
 
 
-def _choose_frame(
-    facts: StubFacts, best: Sequence[PreviewLine], budget_tokens: int, count: Callable[[str], int]
-) -> _Frame:
-    """Return the fullest header and footer with which the best lines fit, as far as they can; else the shortest.
-
-    The path gives way to them: the id alone finds the artifact too.
-    """
-    path = cleaned(facts.shown_path)
-    if len(path) > 4 * budget_tokens or count(path) > budget_tokens * 3 // 10:
-        path = ""
-    shown = _shown(best, _LINE_CHARS[0])
-    fullest = _Frame(_header(facts, _ARGUMENTS_CHARS[0]), _footer(facts, path))
-    if path and count(fullest.around(shown)) <= budget_tokens:
-        return fullest
+def _choose_frame(facts: StubFacts, queries: str, budget_tokens: int, count: Callable[[str], int]) -> _Frame:
+    """Return the fullest header and footer that leave the preview room; the shortest where none do."""
     for argument_chars in _ARGUMENTS_CHARS:
-        frame = _Frame(_header(facts, argument_chars), _footer(facts, ""))
+        frame = _Frame(_header(facts, argument_chars), _footer(facts, queries))
         if count(frame.around(())) <= budget_tokens * 3 // 5:
             return frame
-    frame = _Frame(_header(facts, 0), f"[{_queries(facts)}]")
+    frame = _Frame(_header(facts, 0), f"[{queries}]")
     if count(frame.around(())) <= budget_tokens * 4 // 5:
         return frame
-    return _Frame("", f"[{facts.ref.size_bytes:,} bytes stored; {_queries(facts)}]")
+    return _Frame("", f"[{facts.ref.size_bytes:,} bytes stored; {_shortest(facts)}]")
 
 
 def _header(facts: StubFacts, argument_chars: int) -> str:
@@ -121,20 +111,35 @@ def _header(facts: StubFacts, argument_chars: int) -> str:
         parts.append(f"{_counted(facts.redacted, 'secret')} redacted")
     arguments = clipped(cleaned(facts.arguments), limit=argument_chars) if argument_chars else ""
     origin = f"{_source(facts)} {arguments}".rstrip()
-    return f"[stored whole, not shown: {', '.join(parts)}; from {origin}]"
+    return f"[too large, stored whole: {', '.join(parts)}; from {origin}]"
 
 
-def _footer(facts: StubFacts, path: str) -> str:
-    parts = [_queries(facts)]
-    if path:
-        parts.append(f"path {path}")
-    if facts.repeatable:
-        parts.append(f"running {_source(facts)} again only makes it again")
-    return f"[{'; '.join(parts)}]"
+def _footer(facts: StubFacts, queries: str) -> str:
+    again = f"; running {_source(facts)} again only makes it again" if facts.repeatable else ""
+    return f"[{queries}{again}]"
 
 
-def _queries(facts: StubFacts) -> str:
-    return f"artifact id={facts.ref.short_id} action=toc, action=search query=…, action=read offset=1 limit=200"
+def _queries(facts: StubFacts, preview: Sequence[PreviewLine]) -> str:
+    """Return the calls that look into the artifact, those that give something for its kind."""
+    if not facts.queryable:
+        return f"no tool of this session looks into it; artifact {facts.ref.short_id}, path {cleaned(facts.shown_path)}"
+    toc = "action=toc, " if has_contents(facts.kind) else ""
+    read = f"action=read offset={_line_to_read_from(facts.kind, preview)}"
+    return f"artifact id={facts.ref.short_id} {toc}action=search query=…, {read}"
+
+
+def _shortest(facts: StubFacts) -> str:
+    if not facts.queryable:
+        return f"artifact {facts.ref.short_id}"
+    return f"artifact id={facts.ref.short_id} action=search query=…, action=read"
+
+
+def _line_to_read_from(kind: Kind, preview: Sequence[PreviewLine]) -> int:
+    """Return where reading helps most: a little before what went wrong, else the beginning."""
+    quoted = [line for line in preview if line.line and line.lines]
+    if kind not in (Kind.LOG, Kind.TRACEBACK) or not quoted:
+        return 1
+    return max(1, min(quoted, key=lambda line: line.rank).line - _LINES_BEFORE)
 
 
 def _source(facts: StubFacts) -> str:

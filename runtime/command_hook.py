@@ -40,7 +40,7 @@ from .events import SessionId
 from .hooks import Allow, Ask, Deny, HookDecision, Hooks
 from .tools.spec import Tool, ToolOutput
 
-MOST_OUTPUT_BYTES = 64 * 1024
+MOST_OUTPUT_BYTES = 4 << 20
 MOST_CONTENT_BYTES = 64 * 1024
 
 DENIES = 2

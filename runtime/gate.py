@@ -10,35 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeAlias
 
-import msgspec
-
-from ..compaction.arrival import (
-    Arrival,
-    Form,
-    Measure,
-    measure,
-    next_to_leave,
-    stub_budget,
-)
+from ..compaction.arrival import Arrival, Form, Measure, measure, next_to_leave, stub_budget
 from ..compaction.artifacts import ArtifactRef, ArtifactStore, Stored
 from ..compaction.kinds import detect_kind
+from ..compaction.packing import fit_text
 from ..compaction.previews import preview_lines
 from ..compaction.stub import StubFacts, write_stub
 from ..kernels.errors import ArtifactError
 from .calls import LoggedCall
 from .chat_format import Shape
-from .log_format import clean_text
+from .gate_intake import Intake, take_in
 from .tools.spec import Citation, ToolOutput
 
 Count: TypeAlias = Callable[[Shape, str], int]
 """The exact tokens of a text as the content of a message of that shape."""
 
-MOST_LEAD_BYTES = 400
-"""What a body says beside a file is shown before its stub up to this; what is longer is stored with the file."""
-
-_SMALL_FILE_BYTES_A_TOKEN = 16
 _SAMPLE_CHARACTERS = 1 << 14
 
 
@@ -46,7 +35,8 @@ _SAMPLE_CHARACTERS = 1 << 14
 class Offered:
     """A text at the gate, as a tool's output, and the limit that holds for it. `lead` stands before it in any form.
 
-    `repeatable`: whether running its source makes it again.
+    `repeatable`: whether running its source makes it again. `quotes`: whether its stub shows the beginning and end of
+    plain text.
     """
 
     source: str
@@ -56,24 +46,32 @@ class Offered:
     lead: str = ""
     shape: Shape = Shape.TOOL
     repeatable: bool = True
+    quotes: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """What enters the window: the content as it is, or a stub with its artifact. Made by a `Gate` alone."""
+    """What enters the window, `tokens` long. Made by a `Gate` alone.
+
+    Where it `is_stub`, the whole, `size_bytes` long, is `artifact`, without its `redacted` secrets. An artifact of
+    what is no stub holds the bytes of a text that was not all text.
+    """
 
     content: str
     is_error: bool
     artifact: str | None
     size_bytes: int
     tokens: int
+    is_stub: bool = False
+    redacted: int = 0
 
 
 @dataclass(slots=True)
 class _Entering:
-    """One text on its way: what was offered, and what of it enters so far."""
+    """One text on its way: what was offered, what was found of it, and what of it enters so far."""
 
     offered: Offered
+    intake: Intake
     measured: Measure
     admitted: Admitted
     form: Form = Form.WHOLE
@@ -85,12 +83,14 @@ class _Entering:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """Admits the outputs of one step together. `shown_path` is how a tool names a blob."""
+    """Admits the outputs of one step together. `shown_path` is how a tool names a blob; `queryable`: whether the model
+    can call the tool that looks into one."""
 
     store: ArtifactStore
     count: Count
     shown_path: Callable[[ArtifactRef], str]
     arrival_tokens: int
+    queryable: bool = True
 
     def citations(self, hashes: Iterable[str]) -> tuple[Citation, ...]:
         """Return how tools name the blobs of these hashes, or beginnings of hashes; one that is gone is left out."""
@@ -102,99 +102,115 @@ class Gate:
         return tuple(found.values())
 
     def admit(self, offered: Sequence[Offered], *, left_tokens: int) -> tuple[Admitted, ...]:
-        """Decide over all the outputs of one step together; what enters takes at most `left_tokens`, unless not even
-        the stubs fit.
+        """Decide over all the outputs of one step together; what enters takes at most `left_tokens`, unless not even a
+        line for each fits.
 
         Never raises for an output: a store that cannot be written becomes an error result with the size of what did
-        not enter.
+        not enter, and a file that was to be taken over stays where it was.
         """
+        budget = stub_budget(arrival_tokens=self.arrival_tokens, left_tokens=left_tokens, arrivals=len(offered))
         entering = [self._arrived(one) for one in offered]
-        budget = stub_budget(arrival_tokens=self.arrival_tokens, left_tokens=left_tokens, arrivals=len(entering))
         for one in entering:
             if not one.measured.exact or one.measured.tokens > one.offered.limit_tokens:
-                self._leave(one, budget, left_tokens)
+                self._leave(one, Form.REFUSED if one.offered.output.paged else Form.STUB, budget, left_tokens)
         while True:
-            arrivals = [one.arrival for one in entering]
-            place = next_to_leave(arrivals, left_tokens=left_tokens, stub_tokens=budget)
-            if place is None:
-                return tuple(one.admitted for one in entering)
-            self._leave(entering[place], budget, left_tokens)
+            leaving = next_to_leave([one.arrival for one in entering], left_tokens=left_tokens, stub_tokens=budget)
+            if leaving is None:
+                break
+            self._leave(entering[leaving.place], leaving.form, budget, left_tokens)
+        for one in entering:
+            if one.form is Form.WHOLE:
+                one.intake.let_go()
+        return tuple(one.admitted for one in entering)
 
     def _arrived(self, offered: Offered) -> _Entering:
-        offered = self._readable(_inlined(offered))
-        output = offered.output
-        if output.file is not None:
-            measured = Measure(tokens=offered.limit_tokens + 1, exact=False)
-        else:
-            shown = offered.lead + output.content
-            measured = measure(shown, offered.limit_tokens, lambda text: self.count(offered.shape, text))
-        content = offered.lead + output.content if output.file is None else ""
-        return _Entering(
-            offered,
-            measured,
-            Admitted(
-                content=content,
-                is_error=output.is_error,
-                artifact=None,
-                size_bytes=_size_bytes(output),
-                tokens=measured.tokens,
-            ),
-        )
-
-    def _readable(self, offered: Offered) -> Offered:
-        """Replace what is no text; the bytes as they came are stored, and their path is said."""
-        clean = clean_text(offered.output.content)
-        text, original = clean.text, clean.original_bytes
-        if "\0" in text:
-            original = original or text.encode()
-            text = text.replace("\0", "\ufffd")
-        if original is not None:
+        """Take an output in, with its bytes stored where it is not all text."""
+        intake = take_in(offered.output, most_bytes=offered.limit_tokens)
+        artifact, redacted, content = None, 0, intake.text
+        if intake.original is not None and not offered.output.paged:
             try:
-                kept = f"the bytes as they came: {self.shown_path(self.store.put(original, text=False))}"
+                stored = self.store.put(intake.original, text=False)
+                artifact, redacted = stored.sha256, _redacted(stored)
+                content += f"\n[not UTF-8 text in places; its bytes: artifact id={stored.short_id}{_without(redacted)}]"
             except ArtifactError as error:
-                kept = f"the bytes as they came could not be stored: {error}"
-            text = f"{text}\n[not UTF-8 text in places; {kept}]"
-        return replace(offered, output=msgspec.structs.replace(offered.output, content=text))
-
-    def _leave(self, one: _Entering, budget: int, left_tokens: int) -> None:
-        """Put a stub in the place of a text, or a refusal where it is a page."""
-        if one.offered.output.paged:
-            one.form, content, artifact, is_error = Form.REFUSED, _page_refusal(one, left_tokens), None, True
-        else:
-            one.form = Form.STUB
-            try:
-                stored = self._keep(one.offered)
-                content, artifact = self._stub(one, stored, budget), stored.sha256
-                is_error = one.offered.output.is_error
-            except (ArtifactError, OSError) as error:
-                content, artifact, is_error = _not_stored(one, error), None, True
-        one.admitted = replace(
-            one.admitted,
-            content=content,
-            is_error=is_error,
-            artifact=artifact,
-            tokens=self.count(one.offered.shape, content),
-        )
-
-    def _keep(self, offered: Offered) -> Stored:
-        output = offered.output
-        if output.file is None:
-            return self.store.put(output.content.encode("utf-8", "replace"))
-        lead = b"" if _is_short(output.content) else output.content.encode("utf-8", "replace") + b"\n"
-        return self.store.adopt(output.file, lead=lead)
-
-    def _stub(self, one: _Entering, stored: Stored, budget: int) -> str:
-        offered, output = one.offered, one.offered.output
-        lead = offered.lead
-        if output.file is not None and output.content and _is_short(output.content):
-            lead += f"{output.content}\n"
+                content += f"\n[not UTF-8 text in places; its bytes could not be stored: {error}]"
+        content = offered.lead + content
 
         def count(text: str) -> int:
-            return self.count(offered.shape, lead + text)
+            return self.count(offered.shape, text)
 
+        if intake.file is not None:
+            measured = Measure(tokens=offered.limit_tokens + 1, exact=False)
+        else:
+            measured = measure(content, offered.limit_tokens, count)
+        admitted = Admitted(
+            content=content,
+            is_error=offered.output.is_error,
+            artifact=artifact,
+            size_bytes=intake.size_bytes,
+            tokens=measured.tokens,
+            redacted=redacted,
+        )
+        return _Entering(offered, intake, measured, admitted)
+
+    def _leave(self, one: _Entering, form: Form, budget: int, left_tokens: int) -> None:
+        """Put what takes less room in the place of a text."""
+        was, one.form = one.form, form
+        offered = one.offered
+        if form is Form.REFUSED:
+            self._enter_instead(one, _page_refusal(one, left_tokens), budget, is_error=True)
+        elif form is Form.STUB or (was is Form.WHOLE and not offered.output.paged):
+            try:
+                stored = self._keep(one, budget)
+                stub = self._brief(one, stored) if form is Form.BRIEF else self._stub(one, stored, budget)
+            except (ArtifactError, OSError, ValueError) as error:
+                self._enter_instead(one, _not_stored(one, error), budget, is_error=True)
+            else:
+                one.admitted = replace(
+                    one.admitted,
+                    content=stub,
+                    artifact=stored.sha256,
+                    tokens=self.count(offered.shape, stub),
+                    is_stub=True,
+                    redacted=_redacted(stored),
+                )
+        elif one.admitted.is_stub and one.admitted.artifact is not None:
+            brief = self._brief(one, self.store.find(one.admitted.artifact))
+            one.admitted = replace(one.admitted, content=brief, tokens=self.count(offered.shape, brief))
+        else:
+            self._enter_instead(
+                one, f"[not shown: no room is left; {one.intake.size_bytes:,} bytes]", budget, is_error=True
+            )
+
+    def _enter_instead(self, one: _Entering, text: str, budget: int, *, is_error: bool) -> None:
+        """Let a text of our own enter, cut to what a stub may take."""
+        shape = one.offered.shape
+        text = fit_text(text, budget_tokens=budget, count_tokens=lambda part: self.count(shape, part))
+        one.admitted = replace(
+            one.admitted, content=text, is_error=is_error, artifact=None, tokens=self.count(shape, text)
+        )
+
+    def _keep(self, one: _Entering, budget: int) -> Stored:
+        """Store all of an output; what it left on the disk is let go of once it is there."""
+        intake = one.intake
+        if intake.file is not None:
+            lead = b"" if self._shown_lead(one, budget) else intake.lead.encode("utf-8", "replace")
+            return self.store.adopt(intake.file, lead=lead + b"\n" if lead else b"")
+        stored = self.store.put(intake.original or intake.text.encode("utf-8", "replace"))
+        intake.let_go()
+        return stored
+
+    def _shown_lead(self, one: _Entering, budget: int) -> str:
+        """Return what a body said beside its file, if it is short enough to stand before the stub."""
+        lead = one.intake.lead
+        return f"{lead}\n" if lead and self.count(one.offered.shape, lead) <= budget // 4 else ""
+
+    def _stub(self, one: _Entering, stored: Stored, budget: int) -> str:
+        offered, intake = one.offered, one.intake
+        lead = offered.lead + (self._shown_lead(one, budget) if intake.file is not None else "")
         with self.store.open_text(stored) as text:
             kind = detect_kind(text)
-            tokens = one.measured if output.file is None else self._estimate(text.chunks(), stored.size_bytes)
+            tokens = one.measured if intake.file is None else self._estimate(text.chunks(), stored.size_bytes)
             facts = StubFacts(
                 source=offered.source,
                 arguments=offered.arguments,
@@ -204,11 +220,18 @@ class Gate:
                 tokens=tokens.tokens,
                 tokens_exact=tokens.exact,
                 kind=kind,
-                redacted=sum(stored.redacted.values()),
+                redacted=_redacted(stored),
                 repeatable=offered.repeatable,
+                queryable=self.queryable,
             )
-            preview = preview_lines(text, kind)
-        return lead + write_stub(facts, preview, budget_tokens=budget, count=count)
+            preview = preview_lines(text, kind) if offered.quotes else ()
+        return lead + write_stub(
+            facts, preview, budget_tokens=budget, count=lambda text: self.count(offered.shape, lead + text)
+        )
+
+    def _brief(self, one: _Entering, ref: ArtifactRef) -> str:
+        stored = f"{ref.size_bytes:,} bytes, artifact id={ref.short_id}"
+        return f"{one.offered.lead}[stored, no room is left to show it: {stored}]"
 
     def _estimate(self, chunks: Iterable[bytes], size_bytes: int) -> Measure:
         """Extrapolate the tokens of a blob from its beginning."""
@@ -222,36 +245,12 @@ def call_arguments(call: LoggedCall) -> str:
     return ", ".join(f"{name}={value}" for name, value in call.arguments.items())
 
 
-def _inlined(offered: Offered) -> Offered:
-    """Return an output in a small file as text, since it may enter whole; the file is then gone."""
-    output = offered.output
-    if output.file is None:
-        return offered
-    try:
-        # A link or a FIFO is left for the store to refuse.
-        if not output.file.is_file() or output.file.is_symlink():
-            return offered
-        if output.file.stat().st_size > offered.limit_tokens * _SMALL_FILE_BYTES_A_TOKEN:
-            return offered
-        text = output.file.read_bytes().decode("utf-8", "surrogateescape")
-        output.file.unlink()
-    except OSError:
-        return offered
-    content = f"{output.content}\n{text}" if output.content else text
-    return replace(offered, output=msgspec.structs.replace(output, content=content, file=None))
+def _redacted(stored: Stored) -> int:
+    return sum(stored.redacted.values())
 
 
-def _is_short(lead: str) -> bool:
-    return len(lead.encode("utf-8", "replace")) <= MOST_LEAD_BYTES
-
-
-def _size_bytes(output: ToolOutput) -> int:
-    if output.file is None:
-        return len(output.content.encode("utf-8", "replace"))
-    try:
-        return output.file.stat().st_size
-    except OSError:
-        return 0
+def _without(redacted: int) -> str:
+    return f", without {redacted} secret{'' if redacted == 1 else 's'}" if redacted else ""
 
 
 def _page_refusal(one: _Entering, left_tokens: int) -> str:
@@ -262,9 +261,9 @@ def _page_refusal(one: _Entering, left_tokens: int) -> str:
 
 
 def _not_stored(one: _Entering, error: Exception) -> str:
-    file = one.offered.output.file
-    still_there = "" if file is None or not file.is_file() else f". It is still in {file}"
+    file: Path | None = one.intake.on_disk
+    still_there = "" if file is None else f" It is still in {file}."
     return (
-        f"{one.offered.lead}{one.offered.source} gave {one.admitted.size_bytes:,} bytes: too large to show, and not "
-        f"stored: {error}{still_there}"
+        f"{one.offered.lead}{one.offered.source} gave {one.intake.size_bytes:,} bytes: too large to show, and not "
+        f"stored.{still_there} {error}"
     )

@@ -36,11 +36,11 @@ from .store import Store, make_session_id
 from .stream import PrefillProgressed
 from .subagent import ChildSession, OnSubagent, OpenChild, Parent, Subagents, depth_refusal
 from .tool_run import CallRunner
-from .tools.builtin import builtin_tools, optional_tools
+from .tools.builtin import builtin_tools, optional_tools, with_artifact
 from .tools.captures import rescue_captures
 from .tools.catalogue import Catalogue
 from .tools.policy import Ask, ToolPolicies, check_usable, withheld_tools
-from .tools.spec import Policy, Tool
+from .tools.spec import ARTIFACT_TOOL, Policy, Tool
 from .tools.task import task as task_tool
 from .tools.workspace import Workspace
 from .transcript import Transcript
@@ -73,10 +73,10 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
 class SessionHost:
     """What the host brings: its tools, its hooks, a person to ask, and the world (clocks, ids, a cache folder).
 
-    `tools` None: the built-in ones. `count_tokens` None: the engine's tokenizer. `cache_folder` holds what was learnt
-    of templates, None keeps nothing. `hooks` may also be a function that makes them for the session's id. `clock`
-    gives Unix seconds, `timer` seconds that never go back. `on_subagent` is told what a subagent does, on the thread
-    on which it runs; so is `ask` asked.
+    `tools` None: the built-in ones; to others the one that looks into artifacts is added. `count_tokens` None: the
+    engine's tokenizer. `cache_folder` holds what was learnt of templates, None keeps nothing. `hooks` may also be a
+    function that makes them for the session's id. `clock` gives Unix seconds, `timer` seconds that never go back.
+    `on_subagent` is told what a subagent does, on the thread on which it runs; so is `ask` asked.
     """
 
     tools: Sequence[Tool] | None = None
@@ -170,7 +170,7 @@ def assemble(
         workspace=Workspace(workspace, store.folder),
         catalogue=Catalogue(
             [
-                *(builtin_tools() if host.tools is None else host.tools),
+                *(builtin_tools() if host.tools is None else with_artifact(host.tools)),
                 *optional_tools(subagents=settings.subagents),
             ]
         ),
@@ -379,6 +379,7 @@ def _parts(
         count=count_as,
         shown_path=lambda ref: _shown_path(world.workspace, ref),
         arrival_tokens=budgets.arrival_tokens,
+        queryable=_may_look_into_artifacts(world),
     )
     dialect = dialect_named(header.dialect)
     return TurnParts(
@@ -400,6 +401,12 @@ def _budgets(world: _World, prefix: Sequence[PrefixSection]) -> Budgets:
         prefix_tokens=sum(section.tokens for section in prefix),
         arrival_override=world.settings.arrival_tokens,
     )
+
+
+def _may_look_into_artifacts(world: _World) -> bool:
+    tool = world.catalogue.get(ARTIFACT_TOOL)
+    policy = Policy.DENY if tool is None else ToolPolicies(world.settings.policies).policy_of(tool)
+    return policy is Policy.ALLOW or (policy is Policy.ASK and world.host.ask is not None)
 
 
 def _shown_path(workspace: Workspace, ref: ArtifactRef) -> str:

@@ -54,7 +54,9 @@ class ToolStarted(msgspec.Struct, frozen=True, kw_only=True, tag="tool/call"):
 
 
 class ToolFinished(msgspec.Struct, frozen=True, kw_only=True, tag="tool/result"):
-    """`content` is as the model reads it. `artifact` is set where it is a stub."""
+    """`content` is as the model reads it, `tokens` long. Where it `is_stub`, the whole, `size_bytes` long, is
+    `artifact`, without its `redacted` secrets; an artifact of what is no stub holds the bytes of what is not all text.
+    """
 
     call_id: str
     name: str
@@ -63,6 +65,9 @@ class ToolFinished(msgspec.Struct, frozen=True, kw_only=True, tag="tool/result")
     artifact: str | None
     tokens: int
     seconds: float
+    is_stub: bool = False
+    size_bytes: int = 0
+    redacted: int = 0
 
 
 class NoticeGiven(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):

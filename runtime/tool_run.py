@@ -107,11 +107,19 @@ def _well_formed(name: str, output: object) -> ToolOutput:
     """Return what a body returned, in plain types; a failure where it is no output."""
     if not isinstance(output, ToolOutput):
         return _failed(f"{name} returned {type(output).__name__}; a body returns a ToolOutput")
-    if not (isinstance(output.content, str) and isinstance(output.file, Path | None)):
+    if not (
+        isinstance(output.content, str)
+        and isinstance(output.file, Path | None)
+        and isinstance(output.backing, Path | None)
+    ):
         return _failed(f"{name} returned a ToolOutput whose content is no text, or whose file is no path")
     # str() makes a plain text of one of a subclass, such as numpy's.
     return ToolOutput(
-        content=str(output.content), file=output.file, is_error=bool(output.is_error), paged=bool(output.paged)
+        content=str(output.content),
+        file=output.file,
+        is_error=bool(output.is_error),
+        paged=bool(output.paged),
+        backing=output.backing,
     )
 
 
@@ -256,7 +264,7 @@ class CallRunner:
     def _require_permission(self, tool: Tool, call: LoggedCall) -> None:
         decision = self.hooks.before(call, tool)
         if isinstance(decision, Deny):
-            raise ToolDenied(decision.reason)
+            raise ToolDenied(f"not run, a hook denies it: {decision.reason}")
         asks = Policy.ASK if isinstance(decision, AskPerson) else None
         verdict = self.policies.decide(tool, call, ask=self.ask, hook=asks)
         if not verdict.allowed:

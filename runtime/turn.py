@@ -325,7 +325,13 @@ class _Reply:
 
 def _offered(outcome: CallOutcome, limit_tokens: int) -> Offered:
     call = outcome.call
-    return Offered(source=call.name, arguments=call_arguments(call), output=outcome.output, limit_tokens=limit_tokens)
+    return Offered(
+        source=call.name if outcome.ran else f"{call.name}, which was not run",
+        arguments=call_arguments(call),
+        output=outcome.output,
+        limit_tokens=limit_tokens,
+        repeatable=outcome.ran,
+    )
 
 
 def _offered_by_hook(outcome: CallOutcome, context: str, limit_tokens: int) -> Offered:
@@ -360,6 +366,9 @@ def _finished(outcome: CallOutcome, entering: Admitted) -> ToolFinished:
         content=entering.content,
         is_error=entering.is_error,
         artifact=entering.artifact,
+        is_stub=entering.is_stub,
+        size_bytes=entering.size_bytes,
+        redacted=entering.redacted,
         tokens=entering.tokens,
         seconds=outcome.seconds,
     )

@@ -6,6 +6,7 @@ The answers are those that the model's tool gives, with more room.
 from __future__ import annotations
 
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,11 +14,12 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from ...compaction.artifact_query import MOST_HITS, Asked
+from ...compaction.artifact_query import MOST_HITS, Asked, place_to_go_on
 from ...compaction.artifacts import ArtifactRef, ArtifactStore
 from ...compaction.contents import MOST_ENTRIES
 from ...compaction.kinds import Kind, detect_kind
 from ...compaction.store_report import StoreReport
+from ...compaction.stored_text import StoredText
 from ...kernels.errors import ArtifactError, UsageError
 from ..sizes import size_text
 from ..tools.artifact import DEFAULT_LINES, Action, look_into
@@ -38,14 +40,14 @@ artifact = typer.Typer(
     add_completion=False,
 )
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
-Id = Annotated[str, typer.Argument(metavar="ID", help="The first digits of its hash, or its path.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="Eight or more first digits of its hash, or its path.")]
 Offset = Annotated[int, typer.Option(min=1, help="The line to begin with.")]
 Column = Annotated[int, typer.Option(min=1, help="The byte of a long line to begin with.")]
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """An artifact as it is listed. `kind` is None where it cannot be read, and `problem` says why; `lines` is None
-    then, and for what is binary."""
+    """An artifact as it is listed. `kind` is None where it is damaged or cannot be read, and `problem` says why;
+    `lines` is None then, and for what is binary."""
 
     id: str
     sha256: str
@@ -55,6 +57,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     stored: float
     path: Path
     problem: str = ""
+    is_damaged: bool = False
 
 
 @artifact.command("list")
@@ -73,7 +76,7 @@ def list_artifacts(as_json: AsJson = False, *, options: PlaceOptions) -> None:
                 one.id,
                 size_text(one.size_bytes),
                 "" if one.lines is None else f"{one.lines:,}",
-                one.kind or f"cannot be read: {one.problem}",
+                one.kind or ("damaged" if one.is_damaged else "unreadable"),
                 datetime.fromtimestamp(one.stored).strftime("%Y-%m-%d %H:%M"),
             )
             for one in listed
@@ -83,23 +86,26 @@ def list_artifacts(as_json: AsJson = False, *, options: PlaceOptions) -> None:
 
 @artifact.command("toc")
 @takes(PlaceOptions)
-def toc(id: Id, offset: Offset = 1, column: Column = 1, *, options: PlaceOptions) -> None:
+def toc(id: Id, offset: Offset = 1, column: Column = 1, as_json: AsJson = False, *, options: PlaceOptions) -> None:
     """Show the contents of Markdown, JSON, a diff or Python, by lines."""
-    _show(options, id, "toc", "", line=offset, column=column, limit=MOST_ENTRIES)
+    _show(options, id, "toc", "", _asked(offset, column, MOST_ENTRIES), as_json=as_json)
 
 
 @artifact.command("search")
 @takes(PlaceOptions)
 def search(
     id: Id,
-    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="A regular expression (RE2).")],
+    pattern: Annotated[
+        str, typer.Argument(metavar="PATTERN", help="A regular expression (RE2); one that begins with - stands behind --.")
+    ],
     offset: Offset = 1,
     column: Column = 1,
+    as_json: AsJson = False,
     *,
     options: PlaceOptions,
 ) -> None:
     """Show the lines that match, with their neighbours, ignoring case."""
-    _show(options, id, "search", pattern, line=offset, column=column, limit=MOST_HITS)
+    _show(options, id, "search", pattern, _asked(offset, column, MOST_HITS), as_json=as_json)
 
 
 @artifact.command("read")
@@ -109,11 +115,22 @@ def read(
     offset: Offset = 1,
     limit: Annotated[int, typer.Option(min=1, help="How many lines.")] = DEFAULT_LINES,
     column: Column = 1,
+    as_json: AsJson = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Write the whole as it is stored, to a file or a pipe.")] = False,
     *,
     options: PlaceOptions,
 ) -> None:
-    """Show lines, numbered, and where to go on."""
-    _show(options, id, "read", "", line=offset, column=column, limit=limit)
+    """Show lines, numbered, and where to go on; of binary content 16 bytes a line."""
+    if not raw:
+        _show(options, id, "read", "", _asked(offset, column, limit), as_json=as_json)
+        return
+    if as_json or (offset, limit, column) != (1, DEFAULT_LINES, 1):
+        raise UsageError("--raw writes the whole artifact: leave out --offset, --limit, --column and --json")
+    if sys.stdout.isatty():
+        raise UsageError("--raw writes what may act on a terminal: send it to a file or a pipe")
+    with _opened(options, id) as text:
+        for block in text.raw():
+            sys.stdout.buffer.write(block)
 
 
 @artifact.command("verify")
@@ -142,21 +159,39 @@ def _store(options: PlaceOptions) -> ArtifactStore:
     return open_place(options).store.artifacts
 
 
-def _show(options: PlaceOptions, id: str, action: Action, query: str, *, line: int, column: int, limit: int) -> None:
+def _opened(options: PlaceOptions, id: str) -> StoredText:
     store = _store(options)
     if not store.folder.is_dir():
         raise UsageError(
             f"there is no artifact store at {store.folder}: nothing was stored for this workspace yet. Name another "
             "workspace with -C, or its store with --store"
         )
-    asked = Asked(line=line, column=column, limit=limit, budget_tokens=MOST_CHARACTERS, count_tokens=len)
-    with store.open_text(store.lookup(id)) as text:
+    return store.open_text(store.lookup(id))
+
+
+def _asked(offset: int, column: int, limit: int) -> Asked:
+    return Asked(
+        line=offset,
+        column=column,
+        limit=limit,
+        budget_tokens=MOST_CHARACTERS,
+        count_tokens=len,
+        clock=time.monotonic,
+    )
+
+
+def _show(options: PlaceOptions, id: str, action: Action, query: str, asked: Asked, *, as_json: bool) -> None:
+    with _opened(options, id) as text:
         answer = look_into(text, action, query, asked)
+    if as_json:
+        place = place_to_go_on(answer)
+        print_json({"text": answer, "next": place and {"offset": place.line, "column": place.column}})
+        return
     sys.stdout.write(f"{visible(answer) if sys.stdout.isatty() else answer}\n")
 
 
 def _listed(store: ArtifactStore, ref: ArtifactRef) -> Listed:
-    lines, kind, problem, stored = None, None, "", 0.0
+    lines, kind, problem, is_damaged, stored = None, None, "", False, 0.0
     try:
         stored = ref.path.stat().st_mtime
         with store.open_text(ref) as text:
@@ -164,6 +199,7 @@ def _listed(store: ArtifactStore, ref: ArtifactRef) -> Listed:
             lines = None if kind is Kind.BINARY else text.line_count
     except (ArtifactError, OSError) as error:
         problem = str(error)
+        is_damaged = not isinstance(error, OSError) and not isinstance(error.__cause__, OSError)
     return Listed(
         id=ref.short_id,
         sha256=ref.sha256,
@@ -173,6 +209,7 @@ def _listed(store: ArtifactStore, ref: ArtifactRef) -> Listed:
         stored=stored,
         path=ref.path,
         problem=problem,
+        is_damaged=is_damaged,
     )
 
 

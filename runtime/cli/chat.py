@@ -86,7 +86,7 @@ def _tokens(talk: Talk) -> list[str]:
         f"window {window.token_count:,} of {budgets.n_ctx:,} tokens",
         *(f"  {kind:8} {tokens:>9,}" for kind, tokens in window.tokens_by_kind().items()),
         f"  reply reserve {budgets.reply_reserve_tokens:,}, left {budgets.left_tokens(window.token_count):,}; "
-        f"a result over {budgets.arrival_tokens:,} is stubbed, a mention over {budgets.mention_tokens:,}",
+        f"a result over {budgets.arrival_tokens:,} is stored, a message over {budgets.mention_tokens:,}",
     ]
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
+from ...compaction.artifacts import SHORT_ID_DIGITS
 from ..calls import LoggedCall
 from ..engine import SyncSource
 from ..events import StepUsage, TurnEndReason
@@ -33,6 +34,8 @@ from .terminal import clipped, console, visible, visible_line
 from .waiting import WaitingLine
 
 QUIET, LOUD, BAD = "dim", "bold red", "red"
+
+MOST_NOTICE_CHARS = 300
 
 _PART_OF_FILE = re.compile(r"^\[(lines? [^;\]]+)(?:; [^;\]]+ in all)?; next: ", re.MULTILINE)
 """What `read` says of a page with more behind it. No line of a file looks like it: they begin with their numbers."""
@@ -86,7 +89,7 @@ class HumanView:
             case ToolFinished():
                 self._show_result(event)
             case NoticeGiven(producer=producer, text=text):
-                self.note(f"{producer}: {visible_line(text)}")
+                self.note(f"{producer}: {clipped(visible_line(text), MOST_NOTICE_CHARS)}")
             case StepEnded(step=step, usage=usage):
                 self._show_usage(step, usage)
             case TurnEnded():
@@ -144,13 +147,7 @@ class HumanView:
         started = self._calls.pop(event.call_id, None)
         what = event.name if started is None else call_text(started.call)
         who = "mention" if started is not None and started.by_runtime else "call"
-        size = size_text(len(event.content.encode("utf-8", "replace")))
-        is_page = event.name == "read" and not event.is_error and not event.artifact
-        part = _PART_OF_FILE.search(event.content) if is_page else None
-        of_file = f", {part[1]}" if part else ""
-        outcome = f"{event.tokens:,} tokens, {size}{of_file}, {event.seconds:.1f} s"
-        if event.artifact:
-            outcome += f", a stub: the whole is in {event.artifact[:12]}"
+        outcome = f"{_stored(event) if event.is_stub else _entered(event)}, {event.seconds:.1f} s"
         if event.is_error:
             first = event.content.strip().partition("\n")[0]
             outcome += f", error: {clipped(visible_line(first))}"
@@ -232,6 +229,21 @@ class HumanView:
         self._waiting.clear()
         self._end_line()
         self._err.print(Text(text, style=style))
+
+
+def _entered(event: ToolFinished) -> str:
+    """Say what entered the window whole, and which part of a file it is."""
+    size = size_text(len(event.content.encode("utf-8", "replace")))
+    part = _PART_OF_FILE.search(event.content) if event.name == "read" and not event.is_error else None
+    return f"{event.tokens:,} tokens, {size}" + (f", {part[1]}" if part else "")
+
+
+def _stored(event: ToolFinished) -> str:
+    """Say what was too large, what the model reads of it, and how to look at the whole."""
+    secrets = f" without {event.redacted} secret{'' if event.redacted == 1 else 's'}" if event.redacted else ""
+    short_id = (event.artifact or "")[:SHORT_ID_DIGITS]
+    whole = f"{size_text(event.size_bytes)}, stored{secrets}: chapbook artifact read {short_id}"
+    return f"{whole}; the model reads {event.tokens:,} tokens of it"
 
 
 def visible_unless_piped(text: str) -> str:

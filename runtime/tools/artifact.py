@@ -6,14 +6,18 @@ answer is ever stored again.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from ...compaction.artifact_query import MOST_HITS, Asked, contents_of, search_text
+from ...compaction.artifact_query import MOST_HITS, Asked, contents_of, lines_text, search_text
+from ...compaction.binary_query import contents_of_bytes, read_bytes, search_bytes
 from ...compaction.packing import page_budget
 from ...compaction.stored_text import StoredText
-from ...kernels.errors import ToolError
+from ...kernels.errors import ArtifactError, ToolError
 from ...kernels.lines import LineReader
 from .declare import tool
 from .page import Page, PageLayout, fit_page, most_bytes_for, take_lines, take_window
@@ -43,7 +47,8 @@ def artifact(
     max_tokens: Annotated[int, Meta(ge=1)] | None = None,
 ) -> ToolOutput:
     """Look into a stored result."""
-    ref = context.artifacts.lookup(id)
+    with paths_as_the_model_names_them(context):
+        ref = context.artifacts.lookup(id)
     if action == "search" and not query:
         raise ToolError(f'search needs a query: id="{ref.short_id}", action="search", query="TEXT TO FIND"')
     if action != "search" and query:
@@ -57,21 +62,33 @@ def artifact(
         budget_tokens=min(max(wanted_tokens, LEAST_TOKENS), page_tokens),
         count_tokens=context.count_tokens,
         is_stopped=lambda: context.cancel.is_set,
+        clock=time.monotonic,
     )
-    with context.artifacts.open_text(ref) as text:
+    with paths_as_the_model_names_them(context), context.artifacts.open_text(ref) as text:
         return ToolOutput(content=look_into(text, action, query or "", asked), paged=True)
 
 
+@contextmanager
+def paths_as_the_model_names_them(context: ToolContext) -> Iterator[None]:
+    """Let an error of the store name its files from the workspace, where they lie in it."""
+    try:
+        yield
+    except ArtifactError as error:
+        folder, root = context.artifacts.folder, context.workspace.root
+        if not folder.resolve().is_relative_to(root):
+            raise
+        message = str(error).replace(str(folder), folder.resolve().relative_to(root).as_posix())
+        raise ArtifactError(message, path=error.path, size_bytes=error.size_bytes) from error
+
+
 def look_into(text: StoredText, action: Action, query: str, asked: Asked) -> str:
-    """Return the answer to a question about a stored text. Raises ToolError where there is none, or it is binary."""
-    if text.is_binary:
-        ref = text.ref
-        raise ToolError(
-            f"{ref.short_id} is binary, {ref.size_bytes} bytes; look at {ref.path} with bash: file, strings or xxd"
-        )
+    """Return the answer to a question about a stored text, or binary content. Raises ToolError where there is none."""
+    is_binary = text.is_binary
     if action == "toc":
-        return contents_of(text, asked)
-    return search_text(text, query, asked) if action == "search" else read_lines(text, asked)
+        return contents_of_bytes(text, asked) if is_binary else contents_of(text, asked)
+    if action == "search":
+        return search_bytes(text, query, asked) if is_binary else search_text(text, query, asked)
+    return read_bytes(text, asked) if is_binary else read_lines(text, asked)
 
 
 def read_lines(text: StoredText, asked: Asked) -> str:
@@ -79,7 +96,7 @@ def read_lines(text: StoredText, asked: Asked) -> str:
     if not text.line_count:
         return f"[empty, {text.ref.size_bytes} bytes]"
     if asked.line > text.line_count:
-        raise ToolError(f"{text.ref.short_id} has {text.line_count} lines; offset {asked.line} is past its end")
+        raise ToolError(f"{text.ref.short_id} has {lines_text(text.line_count)}; offset {asked.line} is past its end")
     most_bytes = most_bytes_for(asked.budget_tokens)
     passed_bytes = max(0, asked.column - 4)  # a character may begin up to three bytes before the column
     reader = LineReader(text.chunks(from_line=asked.line, skip_bytes=passed_bytes), first_line=asked.line)
@@ -87,7 +104,7 @@ def read_lines(text: StoredText, asked: Asked) -> str:
         taken = take_window(reader, asked.line, asked.column, passed_bytes=passed_bytes, most_bytes=most_bytes)
         if not taken.data:
             raise ToolError(
-                f"line {asked.line} of {text.ref.short_id} has {_line_bytes(text, asked.line)} bytes; column "
+                f"line {asked.line} of {text.ref.short_id} has {_line_bytes(text, asked.line):,} bytes; column "
                 f"{asked.column} is past its end"
             )
     else:

@@ -263,13 +263,15 @@ def _result(context: ToolContext, capture: Path, run: _Run, ending: _Ending, sto
     text = None if capture.stat().st_size > _INLINE_BYTES_A_TOKEN * context.arrival_tokens else _text_of(capture)
     if text is None:
         return ToolOutput(content=f"[{'; '.join(notes)}]", file=capture, is_error=is_error)
-    capture.unlink()
     if not text:
+        capture.unlink()
         notes.append("no output")
     if is_error and run.is_confined and "Permission denied" in text:
         notes.append("it may write only in the workspace and $TMPDIR")
     status_line = f"[{'; '.join(notes)}]"
-    return ToolOutput(content=f"{status_line}\n{text}" if text else status_line, is_error=is_error)
+    if not text:
+        return ToolOutput(content=status_line, is_error=is_error)
+    return ToolOutput(content=f"{status_line}\n{text}", is_error=is_error, backing=capture)
 
 
 def _text_of(capture: Path) -> str | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .artifact import artifact
 from .bash import bash
 from .listing import list_folder
 from .read import read
 from .search import search
-from .spec import Tool
+from .spec import ARTIFACT_TOOL, Tool
 from .task import task
 from .writing import edit, write
 
@@ -15,6 +17,13 @@ from .writing import edit, write
 def builtin_tools() -> tuple[Tool, ...]:
     """Return read, search, list, write, edit, bash and artifact; the order is part of every session prefix."""
     return (read, search, list_folder, write, edit, bash, artifact)
+
+
+def with_artifact(tools: Sequence[Tool]) -> tuple[Tool, ...]:
+    """Return a host's own tools with the one that stubs name behind them; no tools stay none."""
+    if not tools or any(each.name == ARTIFACT_TOOL for each in tools):
+        return tuple(tools)
+    return (*tools, artifact)
 
 
 def optional_tools(*, subagents: bool) -> tuple[Tool, ...]:

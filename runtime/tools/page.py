@@ -6,12 +6,13 @@ Every line of the text stands behind its number and a tab; what is said of the p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ...compaction.artifact_query import lines_text
 from ...compaction.packing import fit_prefix, pack_lines
 from ...kernels.errors import ToolError
 from ...kernels.lines import LineReader, character_start
-from ...kernels.text_encoding import UTF_8, TextEncoding
+from ...kernels.text_encoding import UTF_8, TextEncoding, decode_with_marks
 
 MOST_BYTES = 8 << 20
 
@@ -21,6 +22,7 @@ class Taken:
     """What was read for a page: from byte `column` of line `first_line` on.
 
     `rest_bytes` is how much of the last line there is beyond `data`. `is_window`: no more than that one line is wanted.
+    `has_feed`: the last line ends with a line feed, in `data` or, of a window, behind it.
     """
 
     first_line: int
@@ -28,6 +30,7 @@ class Taken:
     column: int = 1
     rest_bytes: int = 0
     is_window: bool = False
+    has_feed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +62,11 @@ class Page:
         `line_count` is a floor unless `counted`.
         """
         at_end = counted and line_count == self.last_line
-        total = f"{line_count}" if counted else f"more than {line_count}"
-        said = [f"{self.place} of {total}" if self.place.startswith("lines") else f"{self.place}; {total} lines in all"]
+        more_than = "" if counted else "more than "
+        if self.place.startswith("lines"):
+            said = [f"{self.place} of {more_than}{line_count:,}"]
+        else:
+            said = [f"{self.place}; {more_than}{lines_text(line_count)} in all"]
         if self.next_column:
             said.append(f"next: offset={self.last_line}, column={self.next_column}")
         elif not at_end:
@@ -81,7 +87,7 @@ def take_lines(reader: LineReader, first_line: int, *, most_lines: int, most_byt
     """Read lines from where the reader stands, which is the start of `first_line`."""
     data = reader.take(max_lines=most_lines, max_bytes=most_bytes)
     rest_bytes = 0 if data.endswith(b"\n") else reader.finish_line()
-    return Taken(first_line=first_line, data=data, rest_bytes=rest_bytes)
+    return Taken(first_line=first_line, data=data, rest_bytes=rest_bytes, has_feed=data.endswith(b"\n"))
 
 
 def take_window(reader: LineReader, line: int, column: int, *, passed_bytes: int = 0, most_bytes: int) -> Taken:
@@ -93,11 +99,17 @@ def take_window(reader: LineReader, line: int, column: int, *, passed_bytes: int
     before = min(3, column - 1)
     passed_bytes += reader.skip_in_line(column - 1 - before - passed_bytes)
     data = reader.take(max_lines=1, max_bytes=before + most_bytes)
-    rest_bytes = 0 if data.endswith(b"\n") else reader.finish_line()
+    has_feed = data.endswith(b"\n")
+    rest_bytes = 0 if has_feed else reader.finish_line()
     data = data.removesuffix(b"\n")
     start = character_start(data, before) if len(data) > before else len(data)
     return Taken(
-        first_line=line, data=data[start:], column=passed_bytes + start + 1, rest_bytes=rest_bytes, is_window=True
+        first_line=line,
+        data=data[start:],
+        column=passed_bytes + start + 1,
+        rest_bytes=rest_bytes,
+        is_window=True,
+        has_feed=has_feed,
     )
 
 
@@ -124,21 +136,25 @@ class PageLayout:
         The budget is for the lines alone; only the number and first character of a line may overrun it.
         """
         if taken.is_window:
-            return self._window(taken, taken.data, taken.rest_bytes, budget_tokens)
+            return self._window(taken, taken.data, budget_tokens)
         lines = taken.data.split(b"\n")
         if not lines[-1]:
             lines.pop()
         cut = lines.pop() if taken.rest_bytes else b""
         if not lines:
-            return self._window(taken, cut, taken.rest_bytes, budget_tokens)
+            return self._window(taken, cut, budget_tokens)
+        # Without a line feed behind it a carriage return ends no line.
+        fed_lines = len(lines) if taken.has_feed or cut else len(lines) - 1
         if self.refuse_nul is not None:
             lines = lines[: next((at for at, line in enumerate(lines) if at and b"\0" in line), len(lines))]
         crlf = self._ends_lines_with_crlf(taken, lines)
-        numbered = (self._numbered(number, line, crlf) for number, line in enumerate(lines, start=taken.first_line))
+        numbered = [
+            self._numbered(taken.first_line + at, line, crlf and at < fed_lines) for at, line in enumerate(lines)
+        ]
         if not packs:
-            shown = list(numbered)
-        elif self.count_tokens(self._numbered(taken.first_line, lines[0], crlf)) > budget_tokens:
-            return self._window(taken, lines[0], 0, budget_tokens)
+            shown = numbered
+        elif self.count_tokens(numbered[0]) > budget_tokens:
+            return self._window(replace(taken, rest_bytes=0, has_feed=fed_lines > 0), lines[0], budget_tokens)
         else:
             shown = pack_lines(numbered, budget_tokens=budget_tokens, count_tokens=self.count_tokens)
         last_line = taken.first_line + len(shown) - 1
@@ -155,24 +171,25 @@ class PageLayout:
             return self.crlf
         return taken.data.endswith(b"\n") and all(line.endswith(b"\r") for line in lines)
 
-    def _window(self, taken: Taken, data: bytes, rest_bytes: int, budget_tokens: int) -> Page:
+    def _window(self, taken: Taken, data: bytes, budget_tokens: int) -> Page:
         """Show as much of one line as fits: its bytes [column - 1, column - 1 + length)."""
         if not data:
             return Page()
         line, column = taken.first_line, taken.column
 
         def count(part: bytes) -> int:
-            return self.count_tokens(f"{line}\t{part.decode(errors='replace')}")
+            return self.count_tokens(f"{line}\t{decode_with_marks(part)}")
 
         length = fit_prefix(data, budget_tokens=budget_tokens, count_tokens=count)
-        if length < len(data) or rest_bytes:
-            length = character_start(data, length) or length
+        if length < len(data) or taken.rest_bytes:
+            length = character_start(data, length) or _first_character_bytes(data)
         end = column - 1 + length
-        whole_bytes = column - 1 + len(data) + rest_bytes
+        whole_bytes = column - 1 + len(data) + taken.rest_bytes
+        crlf = bool(self.crlf) and taken.has_feed and end == whole_bytes
         return Page(
-            shown=(self._numbered(line, data[:length], bool(self.crlf)),),
+            shown=(self._numbered(line, data[:length], crlf),),
             last_line=line,
-            place=f"line {line}, bytes {column}-{end} of {whole_bytes}",
+            place=f"line {line}, bytes {column}-{end} of {whole_bytes:,}",
             next_column=end + 1 if end < whole_bytes else 0,
             was_replaced=_is_replaced(data[:length]),
             crlf=bool(self.crlf),
@@ -183,7 +200,7 @@ class PageLayout:
             line = line.removesuffix(b"\r")
         if b"\0" in line and self.refuse_nul is not None:
             raise self.refuse_nul(number)
-        return f"{number}\t{line.decode(errors='replace')}".replace("\0", "\ufffd")
+        return f"{number}\t{decode_with_marks(line)}"
 
 
 def fit_page(layout: PageLayout, taken: Taken, *, budget_tokens: int, footer: Callable[[Page], str]) -> str:
@@ -192,14 +209,19 @@ def fit_page(layout: PageLayout, taken: Taken, *, budget_tokens: int, footer: Ca
     Raises ToolError where not even one character of a line has room beside its footer.
     """
     lines_tokens = budget_tokens
+    # It gets to 1, the smallest page, before it gives up, however unlike the sum of its parts a text counts.
     while lines_tokens > 0:
         page = layout.lay_out(taken, budget_tokens=lines_tokens)
         text = "\n".join((*page.shown, footer(page)))
         over_tokens = layout.count_tokens(text) - budget_tokens
         if over_tokens <= 0:
             return text
-        lines_tokens -= over_tokens
+        lines_tokens = max(lines_tokens - over_tokens, lines_tokens // 2)
     raise ToolError(f"no room for a page: {budget_tokens} tokens are left for it; answer with what you have")
+
+
+def _first_character_bytes(data: bytes) -> int:
+    return next((size for size in range(1, len(data)) if character_start(data, size)), len(data))
 
 
 def _is_replaced(line: bytes) -> bool:

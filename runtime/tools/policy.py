@@ -11,7 +11,7 @@ import msgspec
 from ...kernels.errors import ConfigError, UsageError
 from ..calls import LoggedCall
 from .catalogue import Catalogue
-from .spec import Policy, Tool
+from .spec import ARTIFACT_TOOL, Policy, Tool
 
 Ask: TypeAlias = Callable[[Tool, LoggedCall], bool]
 """Asks a person. Only True is approval: no answer, or an exception, is not."""
@@ -84,12 +84,13 @@ def withheld_tools(
 ) -> Mapping[str, str]:
     """Return the tools of the catalogue that a session may not call, and why; `usable` None: all may be.
 
-    `refusals` holds what is withheld whatever is usable.
+    `refusals` holds what is withheld whatever is usable. The tool that looks into what was stored is never withheld:
+    a stub names it.
     """
     may_call = ", ".join(usable or ()) or "no tool"
     reasons = {
         name: f"{name} may not be called in this session, which may call {may_call}; work without it"
         for name in catalogue.names
-        if usable is not None and name not in usable
+        if usable is not None and name not in usable and name != ARTIFACT_TOOL
     }
     return {**reasons, **refusals}

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
 
+from ...compaction.artifact_query import Asked, lines_text
+from ...compaction.blob_files import cited_hash
 from ...compaction.contents import kind_by_name, list_contents
 from ...compaction.packing import pack_lines, page_budget
 from ...kernels.errors import ToolError
 from ...kernels.lines import LineReader
+from .artifact import look_into, paths_as_the_model_names_them
 from .declare import tool
 from .page import MOST_BYTES, Page, PageLayout, Taken, fit_page, most_bytes_for, take_lines, take_window
 from .spec import Grounded, ToolContext, ToolOutput
@@ -32,9 +36,20 @@ def read(
     column: Annotated[int, Meta(ge=1, description="first byte in a long line")] = 1,
 ) -> ToolOutput:
     """Read a text file, with line numbers; says how to go on."""
-    # What was stored because it was too large must not be stored again: of the store there are only pages.
-    is_stored = context.workspace.is_in_store(context.workspace.resolve(path).real)
+    real = context.workspace.resolve(path).real
     budget_tokens = page_budget(context.arrival_tokens)
+    asked = Asked(
+        line=offset,
+        column=column,
+        limit=limit or DEFAULT_LINES,
+        budget_tokens=budget_tokens,
+        count_tokens=context.count_tokens,
+    )
+    stored_page = _read_blob(context, path, real, asked)
+    if stored_page is not None:
+        return ToolOutput(content=stored_page, paged=True)
+    # What was stored because it was too large must not be stored again: of the store there are only pages.
+    is_stored = context.workspace.is_in_store(real)
     with context.workspace.open_file(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         text_format = read_format(file, path=path, size_bytes=size_bytes)
@@ -49,7 +64,7 @@ def read(
         )
         counted = reader.count_rest(limit_bytes=COUNT_LIMIT_BYTES)
         if not taken.data and (offset > 1 or column > 1):
-            raise ToolError(f"{path!r} has {reader.lines} lines; offset {offset} is past its end")
+            raise ToolError(f"{path!r} has {lines_text(reader.lines)}; offset {offset} is past its end")
 
         def footer(page: Page) -> str:
             if not page.shown:
@@ -71,12 +86,23 @@ def read(
     return ToolOutput(content="\n".join(output))
 
 
+def _read_blob(context: ToolContext, path: str, real: Path, asked: Asked) -> str | None:
+    """Return a page of a stored result, verified; None where the path, or where it leads, names none."""
+    named = os.path.normpath(context.workspace.root / path)
+    store = context.artifacts
+    cited = cited_hash(named, store.folder) or cited_hash(str(real), store.folder)
+    if cited is None:
+        return None
+    with paths_as_the_model_names_them(context), store.open_text(store.find(cited)) as text:
+        return look_into(text, "read", "", asked)
+
+
 def _take(reader: LineReader, offset: int, limit: int | None, column: int, *, path: str, most_bytes: int) -> Taken:
     if column == 1:
         return take_lines(reader, offset, most_lines=limit or DEFAULT_LINES, most_bytes=most_bytes)
     taken = take_window(reader, offset, column, most_bytes=most_bytes)
     if reader.lines >= offset and not taken.data:
-        raise ToolError(f"line {offset} of {path!r} has {taken.column - 1} bytes; column {column} is past its end")
+        raise ToolError(f"line {offset} of {path!r} has {taken.column - 1:,} bytes; column {column} is past its end")
     return taken
 
 

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from .workspace import Workspace
 
 
+ARTIFACT_TOOL = "artifact"
+"""The tool that stubs name: every session that has tools has it, whatever tools the host brings."""
+
+
 class Grounded(enum.StrEnum):
     """Marks a parameter whose valid values are known: the grammar offers just those."""
 
@@ -46,6 +50,7 @@ class ToolOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What a tool returns: text, or the file that holds an output too large to keep in memory.
 
     With `file`, `content` is empty or a short line that goes before it (an exit status); the runtime takes the file.
+    `backing` is a file that holds what is in `content`: it is removed once that is in the log or the store.
     `paged`: a part of something that stays where it is and can be asked for again, such as lines of an artifact. It is
     never stored a second time: one that does not fit becomes an error with the numbers.
     """
@@ -54,6 +59,7 @@ class ToolOutput(msgspec.Struct, frozen=True, kw_only=True):
     file: Path | None = None
     is_error: bool = False
     paged: bool = False
+    backing: Path | None = None
 
 
 def _no_subagent(*_: object, **__: object) -> SubagentReport:

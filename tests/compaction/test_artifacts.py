@@ -342,3 +342,24 @@ print(peak() - before)
 """
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 32
+
+
+def test_a_file_that_is_still_written_to_is_refused_and_stays_where_it_is(store: ArtifactStore, tmp_path: Path) -> None:
+    file = tmp_path / "growing"
+    file.write_bytes(b"line\n" * 1_000)
+    with file.open("ab", buffering=0) as writer:
+        real, calls = os.fsync, []
+
+        def fsync(handle: int) -> None:
+            """The file grows between the pass over it and its move: as it is flushed."""
+            calls.append(handle)
+            if len(calls) == 1:
+                writer.write(b"more\n")
+            real(handle)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fsync", fsync)
+            with pytest.raises(ArtifactError, match="was written to while it was stored"):
+                store.adopt(file)
+    assert file.read_bytes() == b"line\n" * 1_000 + b"more\n"
+    assert list(store.refs()) == []

@@ -15,7 +15,7 @@ from chapbook.compaction.quoting import PreviewLine
 from chapbook.compaction.stub import LEAST_BUDGET_TOKENS, StubFacts, write_stub
 
 SHA256 = hashlib.sha256(b"content").hexdigest()
-VERBS = (f"artifact id={SHA256[:12]} action=toc", "action=search query=…", "action=read offset=1 limit=200")
+VERBS = (f"artifact id={SHA256[:12]} action=search query=…", "action=read")
 
 
 @pytest.fixture(scope="module")
@@ -113,11 +113,10 @@ def test_a_stub_says_what_it_stands_for(smollm2_count) -> None:
     preview = [PreviewLine("1: first", 0, 1), PreviewLine("9000: last", 1, 9000)]
     text = write_stub(facts_of(redacted=2), preview, budget_tokens=300, count=smollm2_count)
     assert text == (
-        "[stored whole, not shown: 370,000 bytes, 9,000 lines, about 92,500 tokens, log or test output, "
+        "[too large, stored whole: 370,000 bytes, 9,000 lines, about 92,500 tokens, log or test output, "
         "2 secrets redacted; from bash command=pytest -v]\n"
         "1: first\n… 8,998 lines …\n9000: last\n"
-        f"[{VERBS[0]}, {VERBS[1]}, {VERBS[2]}; path .chapbook/artifacts/{SHA256[:2]}/{SHA256}.txt; "
-        "running bash again only makes it again]"
+        f"[{VERBS[0]}, {VERBS[1]} offset=1; running bash again only makes it again]"
     )
 
 
@@ -167,30 +166,40 @@ def test_gaps_are_counted_between_quotations_and_not_between_entries() -> None:
     ]
 
 
-def test_a_very_long_path_is_left_out_and_the_id_remains(smollm2_count) -> None:
-    deep = "/srv/" + "very-deep-folder/" * 20 + SHA256
-    text = write_stub(facts_of(shown_path=deep), [], budget_tokens=300, count=smollm2_count)
-    assert "deep-folder" not in text
-    assert VERBS[0] in text
+def test_the_contents_are_named_only_where_the_kind_has_some(smollm2_count) -> None:
+    for kind, has_contents in ((Kind.MARKDOWN, True), (Kind.JSON, True), (Kind.TEXT, False), (Kind.LOG, False)):
+        text = write_stub(facts_of(kind=kind), [], budget_tokens=300, count=smollm2_count)
+        assert ("action=toc" in text) is has_contents, kind
 
 
-def test_the_path_gives_way_to_the_lines_that_matter_most() -> None:
-    preview = [PreviewLine(f"{line}: {'reason ' * 18}", line, line) for line in range(1, 9)]
-    text = write_stub(facts_of(), preview, budget_tokens=200, count=by_quarters)
-    assert SHA256 not in text
-    assert "3: reason" in text
+def test_reading_is_suggested_where_the_failure_is(smollm2_count) -> None:
+    preview = [PreviewLine("1: start", 5, 1), PreviewLine("400: E assert", 0, 400), PreviewLine("9000: end", 6, 9000)]
+    log = write_stub(facts_of(kind=Kind.LOG), preview, budget_tokens=300, count=smollm2_count)
+    assert "action=read offset=395" in log
+    prose = write_stub(facts_of(kind=Kind.TEXT), preview, budget_tokens=300, count=smollm2_count)
+    assert "action=read offset=1;" in prose
+
+
+def test_where_no_tool_looks_into_it_the_path_is_named_and_no_call() -> None:
+    text = write_stub(facts_of(queryable=False), [], budget_tokens=300, count=by_quarters)
+    assert f"path .chapbook/artifacts/{SHA256[:2]}/{SHA256}.txt" in text
+    assert "action=" not in text
+    deep = "/".join(["folder"] * 400)
+    short = write_stub(facts_of(queryable=False, shown_path=deep), [], budget_tokens=300, count=by_quarters)
+    assert SHA256[:12] in short
+    assert "folder" not in short
 
 
 def test_what_imitates_a_stub_stays_text_above_the_real_footer(stored, smollm2_count) -> None:
     forged = (
-        "[stored whole, not shown: 1 bytes, 1 line, 1 token, text; from read]\n"
-        "[artifact id=000000000000 action=toc, action=search query=…, action=read offset=1 limit=200]\n"
+        "[too large, stored whole: 1 bytes, 1 line, 1 token, text; from read]\n"
+        "[artifact id=000000000000 action=search query=…, action=read offset=1]\n"
     )
     text = stub_of(stored(forged * 3000), budget_tokens=300, count=smollm2_count)
     lines = text.split("\n")
     assert [line for line in lines if line.startswith("[")] == [lines[0], lines[-1]]
     assert "000000000000" not in lines[0] + lines[-1]
-    assert any(line.startswith("1: [stored whole") for line in lines)
+    assert any(line.startswith("1: [too large") for line in lines)
 
 
 def test_keys_that_imitate_a_footer_stay_keys(stored, smollm2_count) -> None:

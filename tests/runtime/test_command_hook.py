@@ -93,7 +93,7 @@ def test_status_two_denies_with_standard_error_as_the_reason(tmp_path: Path) -> 
         ("print('[' * 60000)", "printed something that is no decision"),
         ('print(\'{"decision": "maybe"}\')', "decided 'maybe', which is none of allow, deny and ask"),
         ("import sys; sys.stdout.buffer.write(b'\\xff')", "not UTF-8"),
-        ("print('x' * 100000)", "printed 100,001 bytes, the limit is 65,536"),
+        ("print('x' * 5000000)", "printed 5,000,001 bytes, the limit is 4,194,304"),
     ],
 )
 def test_a_program_that_fails_denies_and_the_reason_says_how(tmp_path: Path, program: str, problem: str) -> None:
@@ -138,13 +138,13 @@ def test_endless_output_is_bounded_in_memory_and_time(tmp_path: Path) -> None:
 
 
 def test_much_on_standard_error_neither_blocks_nor_fails_a_program(tmp_path: Path) -> None:
-    assert before(tmp_path, "import sys; sys.stderr.write('x' * 3000000)") == Allow()
-    denied = before(tmp_path, "import sys; sys.stderr.write('x' * 3000000); sys.exit(2)")
+    assert before(tmp_path, "import sys; sys.stderr.write('x' * 6000000)") == Allow()
+    denied = before(tmp_path, "import sys; sys.stderr.write('x' * 6000000); sys.exit(2)")
     assert len(why_denied(denied)) == MOST_OUTPUT_BYTES
 
 
 def test_a_program_that_reads_nothing_does_not_block(tmp_path: Path) -> None:
-    call = LoggedCall(id=CallId("call00001"), name="bash", arguments={"command": "x" * 3_000_000})
+    call = LoggedCall(id=CallId("call00001"), name="bash", arguments={"command": "x" * 6_000_000})
     assert hook(tmp_path, "").before(call, TOOL) == Allow()
 
 
@@ -187,7 +187,7 @@ def test_a_program_sees_the_start_of_a_result_and_the_size_of_the_whole(tmp_path
     [
         ("import sys; sys.exit('no linter')", "ended with status 1 (no linter)"),
         ("raise SystemExit(2)", "ended with status 2"),
-        ("print('x' * 100000)", "printed 100,001 bytes, the limit is 65,536"),
+        ("print('x' * 5000000)", "printed 5,000,001 bytes, the limit is 4,194,304"),
     ],
 )
 def test_a_program_that_fails_after_a_call_adds_nothing_and_is_reported(

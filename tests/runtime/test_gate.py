@@ -126,9 +126,17 @@ def test_what_is_no_text_is_shown_with_marks_and_its_bytes_are_kept(gate: Gate, 
     (admitted,) = gate.admit([offered(file=file)], left_tokens=9_999)
     shown, note = admitted.content.split("\n")
     assert shown == "a\ufffd\ufffdb"
-    (ref,) = gate.store.refs()
-    assert str(ref.path.relative_to(tmp_path)) in note
-    assert gate.store.read(ref.sha256) == b"a\xff\0b"
+    assert not admitted.is_stub
+    assert f"artifact id={(admitted.artifact or '')[:12]}]" in note
+    assert stored(gate, admitted) == b"a\xff\0b"
+
+
+def test_of_what_is_no_text_and_too_large_the_bytes_are_stored_and_nothing_else(gate: Gate) -> None:
+    data = b"gr\xfc\xdfe \0" * 2_000
+    (admitted,) = gate.admit([offered(data.decode("utf-8", "surrogateescape"))], left_tokens=9_999)
+    assert admitted.is_stub
+    assert stored(gate, admitted) == data
+    assert len(list(gate.store.refs())) == 1
 
 
 @pytest.mark.parametrize("what", ["missing", "folder", "link"])
@@ -163,10 +171,69 @@ def test_without_a_store_the_size_is_said_and_a_file_stays_where_it_is(tmp_path:
 def test_a_page_that_does_not_fit_is_refused_with_the_numbers_and_never_stored(gate: Gate) -> None:
     page = offered("p" * 2_000, paged=True)
     (admitted,) = gate.admit([page], left_tokens=400)
+    assert not admitted.is_stub
     assert "500 tokens" in admitted.content
     assert "400 are left" in admitted.content
     assert admitted.tokens <= REFUSAL_TOKENS
     assert list(gate.store.refs()) == []
+
+
+@pytest.mark.parametrize("where", ["in a file", "behind a text"])
+def test_a_small_output_that_cannot_be_stored_stays_in_its_file(where: str, tmp_path: Path) -> None:
+    gate = make_gate(tmp_path / "gone")
+    file = tmp_path / "call00001.out"
+    file.write_bytes(b"y" * 9_000)
+    output = offered(file=file) if where == "in a file" else offered("y" * 9_000, backing=file)
+    (admitted,) = gate.admit([output], left_tokens=9_999)
+    assert admitted.is_error
+    assert f"It is still in {file}." in admitted.content
+    assert file.read_bytes() == b"y" * 9_000
+
+
+def test_the_file_behind_a_text_is_gone_once_the_text_is_in_the_window_or_the_store(gate: Gate, tmp_path: Path) -> None:
+    for text in ("short", "long" * 9_000):
+        file = tmp_path / "out"
+        file.write_text(text)
+        (admitted,) = gate.admit([offered(text, backing=file)], left_tokens=9_999)
+        assert not admitted.is_error
+        assert not file.exists()
+
+
+@pytest.mark.parametrize("lead", ["status " * 50, "長い状態" * 30])
+@pytest.mark.parametrize("left_tokens", [200, 9_999])
+def test_what_is_said_beside_a_file_counts_as_a_part_of_the_stub(
+    lead: str, left_tokens: int, gate: Gate, tmp_path: Path
+) -> None:
+    file = tmp_path / "out"
+    file.write_bytes(b"line\n" * 100_000)
+    (admitted,) = gate.admit([offered(lead, file=file)], left_tokens=left_tokens)
+    assert admitted.tokens <= min(300, left_tokens)
+    assert stored(gate, admitted).endswith(b"line\nline\n")
+    assert lead in admitted.content or stored(gate, admitted).startswith(lead.encode())
+
+
+def test_an_error_of_the_store_takes_no_more_room_than_a_stub(tmp_path: Path) -> None:
+    deep = tmp_path / "/".join(["a" * 200] * 14)
+    (admitted,) = make_gate(deep).admit([offered("y" * 9_000)], left_tokens=9_999)
+    assert admitted.is_error
+    assert admitted.tokens <= 300
+    assert "9,000 bytes" in admitted.content
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 5_000, "/proc/kmsg", "/dev/zero"])
+def test_a_path_that_is_none_or_never_ends_costs_the_other_results_nothing(path: str, gate: Gate) -> None:
+    good, bad = gate.admit([offered("good"), offered("said", file=Path(path))], left_tokens=9_999)
+    assert good.content == "good"
+    assert bad.tokens <= 300
+    assert "bytes" in bad.content or bad.content == "said\n"
+
+
+def test_where_not_even_stubs_fit_each_text_is_one_line_and_all_is_stored(gate: Gate) -> None:
+    step = [offered(f"{place}" + "z" * 9_000) for place in range(16)] + [offered("p" * 1_000, paged=True)]
+    admitted = gate.admit(step, left_tokens=16 * 40)
+    assert sum(one.tokens for one in admitted) <= 16 * 40
+    assert all(stored(gate, one).startswith(f"{place}".encode()) for place, one in enumerate(admitted[:16]))
+    assert admitted[16].is_error
 
 
 def test_ten_results_in_little_room_share_it(gate: Gate) -> None:

@@ -233,11 +233,49 @@ def test_a_pasted_line_without_an_end_is_cut_in_its_middle_and_a_mention_inside_
         assert session.store.artifacts.read(message.artifact).decode() == pasted
 
 
+@pytest.mark.parametrize("times", [1, 40_000])
+def test_a_message_that_is_not_utf_8_is_kept_byte_for_byte(times: int, rig: Callable[..., Any]) -> None:
+    made = rig()
+    data = b"gr\xfc\xdfe\n" * times
+    with made.open(["done"]) as session:
+        list(session.send(data.decode("utf-8", "surrogateescape")))
+        made.check(session)
+        (message,) = [event for event in events_of(session) if isinstance(event, UserMessage)]
+        assert session.store.artifacts.read(message.artifact) == data
+        assert "gr\ufffd\ufffde" in message.text
+
+
+def test_a_session_with_tools_of_its_host_alone_can_follow_a_stub(rig: Callable[..., Any]) -> None:
+    made = rig()
+
+    def replies() -> Iterator[str]:
+        yield made.call("fetch")
+        yield made.call("artifact", id=session.transcript.state.artifacts[0][:12], action="search", query=SENTINEL)
+        yield "done"
+
+    settings = SessionSettings(usable_tools=("fetch",))
+    with made.open(replies(), settings=settings, host={"tools": [fetch]}) as session:
+        list(session.send("go"))
+        stub, found = [event for event in events_of(session) if isinstance(event, ToolResult)]
+        assert "action=search" in stub.content
+        assert SENTINEL in found.content
+
+
+def test_where_the_policy_denies_looking_the_stub_names_no_call(rig: Callable[..., Any]) -> None:
+    made = rig()
+    settings = SessionSettings(policies={"artifact": Policy.DENY})
+    with made.open([made.call("fetch"), "done"], settings=settings, host={"tools": [fetch]}) as session:
+        list(session.send("go"))
+        (stub,) = [event for event in events_of(session) if isinstance(event, ToolResult)]
+        assert "action=" not in stub.content
+        assert stub.artifact[:12] in stub.content
+
+
 def test_a_message_is_refused_with_the_numbers_where_not_even_its_stub_fits(rig: Callable[..., Any]) -> None:
     made = rig(n_ctx=3072)
-    with made.open(["x " * 60] * 40) as session:
-        while session.transcript.window.token_count < 2_550:
-            list(session.send("word " * 10))
+    with made.open(["x " * 200] * 3 + ["ok"] * 40) as session:
+        while session.transcript.window.token_count < 3072 - 3072 // 8 - 60:
+            list(session.send("word"))
         before = events_of(session)
         with pytest.raises(NoRoom, match=r"even its stub is .* tokens.*are left") as refusal:
             session.send(BOOK)

@@ -319,7 +319,7 @@ def test_a_hook_stops_a_call_by_denying_and_by_failing(play: Any, call: Any) -> 
     replies = [call("list") + call("search", pattern="x") + call("read", path="notes.md", limit=1)]
     played = play(replies, hooks=Hooks(before_hooks=[guard]))
     assert [result.is_error for result in played.results] == [True, True, False]
-    assert played.contents[0] == "not that one"
+    assert played.contents[0] == "not run, a hook denies it: not that one"
     assert "the guard is out" in played.contents[1]
     assert played.ran() == ["read"]
 

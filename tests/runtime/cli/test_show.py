@@ -54,9 +54,11 @@ def test_what_is_said_before_a_call_is_no_part_of_the_answer(shown):
 def test_a_call_is_one_line_with_its_outcome_whatever_its_arguments(shown):
     (line,) = shown(ToolStarted(call=CALL), result()).err.splitlines()
     assert line == "call read path=a\\u001b[2J\\nstep 9 · all is well limit=3 → 300 tokens, 1.2 kB, 0.2 s"
-    stub = shown(ToolStarted(call=CALL, by_runtime=True), result(artifact="0123456789abcdef")).err
+    stub = shown(ToolStarted(call=CALL, by_runtime=True), 
+                 result(artifact="0123456789abcdef", is_stub=True, size_bytes=78_043, redacted=2)).err  # fmt: skip
     assert stub.startswith("mention read ")
-    assert ", a stub: the whole is in 0123456789ab" in stub
+    told = "78.0 kB, stored without 2 secrets: chapbook artifact read 0123456789ab; the model reads 300 tokens of it"
+    assert told in " ".join(stub.split())
     failed = shown(ToolStarted(call=CALL), result(content="no such\x9b file\nsecond line", is_error=True)).err
     assert failed.endswith(", error: no such\\u009b file\n")
 
@@ -78,7 +80,7 @@ def test_a_page_of_a_file_with_more_behind_it_says_which_part_it_is(shown, foote
     assert line.endswith(f"→ 300 tokens, {len(content)} B{told}, 0.2 s")
     other = shown(result(content=content, name="bash")).err
     assert "lines" not in other, "what another tool writes is not read's footer"
-    assert "lines" not in shown(result(content=content, artifact="0123456789abcdef")).err
+    assert "lines" not in shown(result(content=content, artifact="0123456789abcdef", is_stub=True)).err
 
 
 def test_an_undeclared_break_is_loud(shown):

@@ -89,9 +89,12 @@ def sleepers(mark: str) -> list[psutil.Process]:
 
 
 def test_status_comes_first_and_then_what_was_printed(context: ToolContext, workspace: Workspace) -> None:
-    assert bash.body(context, {"command": "pwd; echo err >&2; echo a"}) == ToolOutput(
-        content=f"[exit 0]\n{workspace.root}\nerr\na\n"
-    )
+    output = bash.body(context, {"command": "pwd; echo err >&2; echo a"})
+    printed = f"{workspace.root}\nerr\na\n"
+    assert (output.content, output.is_error, output.file) == (f"[exit 0]\n{printed}", False, None)
+    assert output.backing is not None
+    assert output.backing.read_text() == printed, "it is there until the runtime has what was printed"
+    output.backing.unlink()
     assert run(context, "exit 3") == ToolOutput(content="[exit 3; no output]", is_error=True)
     assert run(context, "kill -TERM $$").content == "[exit 143; no output]"
     assert not list(context.capture_folder.glob("*.out"))
