@@ -20,6 +20,8 @@ from .events import (
     Author,
     HeaderReason,
     Logged,
+    ModeSet,
+    ModeSetter,
     Notice,
     RequestHeader,
     Seq,
@@ -34,6 +36,7 @@ from .events import (
     TurnStart,
     UserMessage,
 )
+from .modes import DEFAULT_MODE
 
 NOT_STARTED = "not started: the session was interrupted before this call ran, and nothing of it was done"
 OUTCOME_UNKNOWN = (
@@ -41,6 +44,9 @@ OUTCOME_UNKNOWN = (
     "was not recorded"
 )
 NOT_MEASURED = "not measured: the session was interrupted within this step"
+
+MODE_PRODUCER = "mode"
+"""The producer of notices whose form is the mode that they tell of."""
 
 MOST_NAMED_HASHES = 16
 _HASH = re.compile(r"\b[0-9a-f]{12,64}\b")
@@ -87,6 +93,7 @@ class SessionState(msgspec.Struct, frozen=True, kw_only=True):
     the number of the last one that started. `unfinished` are calls without a result, in call order.
     `files_uncertain` were being written by a call whose outcome is not known. `artifacts` are the hashes of the
     blobs whose stubs are in the log, `named_hashes` the last words in a person's messages that may name others.
+    `mode` is in force, `told_mode` is what the model was last told of.
     """
 
     seq: Seq | None = None
@@ -106,6 +113,8 @@ class SessionState(msgspec.Struct, frozen=True, kw_only=True):
     files_uncertain: tuple[str, ...] = ()
     artifacts: tuple[str, ...] = ()
     named_hashes: tuple[str, ...] = ()
+    mode: str = DEFAULT_MODE
+    told_mode: str = DEFAULT_MODE
     totals: Totals = Totals()
 
     @property
@@ -237,7 +246,16 @@ def _on_user_message(state: SessionState, event: UserMessage) -> _Changes:
 
 
 def _on_notice(state: SessionState, event: Notice) -> _Changes:
-    return {"artifacts": _with_artifact(state, event.artifact)}
+    changes: _Changes = {"artifacts": _with_artifact(state, event.artifact)}
+    if event.producer == MODE_PRODUCER:
+        changes["told_mode"] = event.form
+    return changes
+
+
+def _on_mode_set(state: SessionState, event: ModeSet) -> _Changes:
+    # The result of its own call told the model of a plan that was approved.
+    told = event.mode if event.by is ModeSetter.REVIEW else state.told_mode
+    return {"mode": event.mode, "told_mode": told}
 
 
 def _with_artifact(state: SessionState, artifact: str | None) -> tuple[str, ...]:
@@ -319,6 +337,7 @@ _FOLDS: dict[type, Callable[[SessionState, Any], _Changes]] = {
     StepEnd: _on_step_end,
     UserMessage: _on_user_message,
     Notice: _on_notice,
+    ModeSet: _on_mode_set,
     AssistantMessage: _on_assistant_message,
     ToolCallEvent: _on_tool_call,
     ToolResult: _on_tool_result,

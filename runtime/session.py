@@ -172,6 +172,22 @@ class Session:
             raise UsageError("this session is closed; open it again with resume")
         return self._assembled.subagents.run(task, rounds=rounds, tools=tools, cancel=cancel)
 
+    @property
+    def mode(self) -> str:
+        """The mode in force, by the log."""
+        return self.transcript.state.mode
+
+    def set_mode(self, name: str) -> None:
+        """Ask for a mode, from any thread: ``plan``, one that is configured, or ``default``. The newest wish counts.
+
+        It comes into force at the next start of a turn or end of a step, and the model is told. Raises UsageError for
+        a name that is none.
+        """
+        if self._closed:
+            raise UsageError("this session is closed; open it again with resume")
+        parts = self._assembled.parts
+        parts.pending_mode.ask(parts.modes.named(name))
+
     def cancel(self) -> None:
         """Stop the turn that runs, from any thread; it ends `interrupted`, and what was evaluated is kept. So do the
         subagents that run."""

@@ -27,6 +27,7 @@ from .git_ignore import IgnoreReport
 from .hooks import Hooks
 from .log_format import LOG_FORMAT
 from .log_lock import this_process
+from .modes import DEFAULT_MODE, Mode, Modes, PendingMode
 from .offers import Offers
 from .projection import Recovery, project
 from .request import OnPrefill, Requester
@@ -52,7 +53,8 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a session can be told; it is recorded in the log. None: decided at open, from the model and the window.
 
     `subagents` puts the tool `task` into the catalogue. `usable_tools` names the tools that may be called, None: all;
-    the others stay in the catalogue, so that the session prefix is the same.
+    the others stay in the catalogue, so that the session prefix is the same. `modes` are added to `plan`, or replace
+    it; `mode` is the one in which a new session begins.
     """
 
     sampling: Sampling | None = None
@@ -67,6 +69,8 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     policies: dict[str, Policy] = {}
     subagents: bool = False
     usable_tools: tuple[str, ...] | None = None
+    modes: tuple[Mode, ...] = ()
+    mode: str = DEFAULT_MODE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +189,8 @@ def _assemble(world: _World, *, resume: str | None, parent: Parent | None) -> As
     engine, store = world.engine, world.store
     ToolPolicies(world.settings.policies).check_names(world.catalogue)
     check_usable(world.settings.usable_tools, world.catalogue)
+    modes = Modes(world.settings.modes, known_tools=world.catalogue.names)
+    first_mode = modes.named(world.settings.mode)
     fresh = None
     if resume is None:
         fresh = compose_header(world) if parent is None else parent.header_for_child()
@@ -196,12 +202,14 @@ def _assemble(world: _World, *, resume: str | None, parent: Parent | None) -> As
         resumed = None
         if fresh is not None:
             transcript.begin(_session_start(opened.id, world, header, parent), header)
+            if first_mode != DEFAULT_MODE:
+                transcript.set_mode(first_mode)
         else:
             transcript.restore(opened.events, opened.tokens)
             rescued = rescue_captures(store.session_folder(opened.id), store.artifacts)
             resumed = Resumed(report=opened.report or OpenReport(events=0), recovery=transcript.recover(rescued))
-        subagents = _subagents(world, header, transcript)
-        parts = _parts(world, header, transcript, subagents, session=opened.id, sequence=sequence)
+        subagents = _subagents(world, header, transcript, modes)
+        parts = _parts(world, header, transcript, subagents, modes, session=opened.id, sequence=sequence)
     except BaseException:
         engine.drop(sequence)
         if opened is not None:
@@ -300,18 +308,20 @@ def _session_start(session: SessionId, world: _World, header: RequestHeader, par
     )
 
 
-def _subagents(world: _World, header: RequestHeader, transcript: Transcript) -> Subagents:
+def _subagents(world: _World, header: RequestHeader, transcript: Transcript, modes: Modes) -> Subagents:
     start = transcript.state.start
     assert start is not None, "a session that is open has begun"
     return Subagents(
-        open_child=_child_opener(world, Parent(start=start, header=header)),
+        open_child=_child_opener(
+            world, Parent(start=start, header=header), mode=lambda: modes.get(transcript.state.mode)
+        ),
         refusal=depth_refusal(start),
         on_event=world.host.on_subagent,
     )
 
 
-def _child_opener(world: _World, parent: Parent) -> OpenChild:
-    """Return what opens the subagents of a session: all as in the parent, but for what was asked."""
+def _child_opener(world: _World, parent: Parent, *, mode: Callable[[], Mode | None]) -> OpenChild:
+    """Return what opens the subagents of a session: all as in the parent, in its mode, but for what was asked."""
     usable = world.settings.usable_tools
 
     def open_child(
@@ -321,7 +331,12 @@ def _child_opener(world: _World, parent: Parent) -> OpenChild:
             tools = usable
         elif usable is not None:
             tools = tuple(name for name in tools if name in usable)
-        settings = msgspec.structs.replace(world.settings, rounds=rounds, usable_tools=tools)
+        settings = msgspec.structs.replace(world.settings, rounds=rounds, usable_tools=tools, mode=DEFAULT_MODE)
+        in_force = mode()
+        if in_force is not None:
+            # Whatever mode the child comes into later, it may never call more than its parent's mode allows now.
+            allowed = tuple(name for name in tools or world.catalogue.names if in_force.allows(name))
+            settings = msgspec.structs.replace(settings, usable_tools=allowed, mode=in_force.name)
         child = replace(world, settings=settings, host=replace(world.host, on_prefill=on_prefill))
         return world.make_session(world.engine, _assemble(child, resume=None, parent=parent))
 
@@ -333,6 +348,7 @@ def _parts(
     header: RequestHeader,
     transcript: Transcript,
     subagents: Subagents,
+    modes: Modes,
     *,
     session: SessionId,
     sequence: SequenceId,
@@ -371,6 +387,7 @@ def _parts(
         artifacts=artifacts,
         clock=host.timer,
         subagent=subagents.run,
+        mode=lambda: modes.get(transcript.state.mode),
         ask=host.ask,
         withheld=withheld_tools(world.catalogue, settings.usable_tools, refusals),
     )
@@ -392,6 +409,8 @@ def _parts(
         offers=Offers(dialect=dialect, runner=runner, gate=gate, transcript=transcript),
         budgets=budgets,
         limits=TurnLimits(rounds=settings.rounds, continuations=settings.continuations),
+        modes=modes,
+        pending_mode=PendingMode(),
     )
 
 

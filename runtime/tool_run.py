@@ -23,6 +23,7 @@ from .cancel import Cancel
 from .hooks import Ask as AskPerson
 from .hooks import Deny, Hooks
 from .mentions import Mention
+from .modes import Mode, refusal_of
 from .subagent import RunSubagent
 from .tools.catalogue import Catalogue
 from .tools.policy import Ask, ToolPolicies
@@ -141,7 +142,8 @@ def _wait_for(bodies: Sequence[_Body], *, turn: Cancel) -> None:
 class CallRunner:
     """Runs a session's calls in its workspace. `ask` is the person, None where there is none.
 
-    `withheld` names tools of the catalogue that this session may not call, and says why.
+    `withheld` names tools of the catalogue that this session may not call, and says why. `mode` gives the one that the
+    log says is in force.
     """
 
     catalogue: Catalogue
@@ -153,13 +155,16 @@ class CallRunner:
     artifacts: ArtifactStore
     clock: Callable[[], float]
     subagent: RunSubagent
+    mode: Callable[[], Mode | None] = lambda: None
     ask: Ask | None = None
     withheld: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def offered(self) -> tuple[Tool, ...]:
         """The tools that may be called here; their policies still hold."""
-        return tuple(tool for tool in self.catalogue if tool.name not in self.withheld)
+        mode = self.mode()
+        usable = (tool for tool in self.catalogue if tool.name not in self.withheld)
+        return tuple(tool for tool in usable if mode is None or mode.allows(tool.name))
 
     @property
     def offered_names(self) -> tuple[str, ...]:
@@ -256,6 +261,9 @@ class CallRunner:
             raise ToolError(f"there is no tool {call.name!r}; there are {', '.join(self.offered_names)}")
         if tool.name in self.withheld:
             raise ToolDenied(self.withheld[tool.name])
+        mode = self.mode()
+        if mode is not None and not mode.allows(tool.name):
+            raise ToolDenied(refusal_of(mode, tool.name))
         checked = check_arguments(tool.schema, call.arguments)
         ready = LoggedCall(id=call.id, name=call.name, arguments=checked.arguments, coerced=checked.coerced)
         self._require_permission(tool, ready)

@@ -21,6 +21,8 @@ from .events import (
     Author,
     Event,
     Logged,
+    ModeSet,
+    ModeSetter,
     Notice,
     RequestHeader,
     SegmentKind,
@@ -134,6 +136,10 @@ class Transcript:
     def notice(self, notice: Notice) -> None:
         """Record a message of the runtime's own, of the user's shape."""
         self._commit(notice)
+
+    def set_mode(self, mode: str, *, by: ModeSetter = ModeSetter.HOST) -> None:
+        """Record that a mode is in force. On disk when this returns."""
+        self._commit(ModeSet(mode=mode, by=by), durable=True)
 
     def tokens_with(self, *events: Event) -> int:
         """Return how long the window would be with `events` in it, one after another."""

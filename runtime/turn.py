@@ -24,7 +24,9 @@ from .engine import Engine, FinishReason, GenerationReport
 from .events import Author, Event, Notice, StepUsage, ToolResult, TurnEndReason, UserMessage
 from .gate import Admitted, Gate, Offered, call_arguments
 from .mentions import Mention
+from .modes import Modes, PendingMode
 from .offers import Offers
+from .projection import MODE_PRODUCER
 from .request import Asked, Requester, was_cut
 from .stream import (
     NoticeGiven,
@@ -82,6 +84,8 @@ class TurnParts:
     offers: Offers
     budgets: Budgets
     limits: TurnLimits
+    modes: Modes
+    pending_mode: PendingMode
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,6 +114,7 @@ class Turn:
         number = transcript.start_turn()
         try:
             yield TurnStarted(turn=number)
+            yield from self._switch_mode()
             transcript.user(message)
             yield from self._attach()
             yield from self._work()
@@ -305,6 +310,20 @@ class Turn:
     def _end_step(self, usage: StepUsage) -> Iterator[StreamEvent]:
         self.parts.transcript.end_step(step=self._steps, usage=usage)
         yield StepEnded(turn=self.parts.transcript.turn, step=self._steps, usage=usage)
+        yield from self._switch_mode()
+
+    def _switch_mode(self) -> Iterator[StreamEvent]:
+        """Bring the mode into force that was asked for last, and tell the model where it knows of another one."""
+        transcript, pending = self.parts.transcript, self.parts.pending_mode
+        wanted = pending.wanted
+        if wanted is not None:
+            if wanted != transcript.state.mode:
+                transcript.set_mode(wanted)
+            pending.applied(wanted)
+        state = transcript.state
+        notice = self.parts.modes.notice(state.mode, told=state.told_mode)
+        if notice is not None:
+            yield from self._notice(Notice(producer=MODE_PRODUCER, form=notice.mode, text=f"{LABEL} {notice.text}"))
 
     def _choice(self) -> ToolChoice:
         """A required call is required of the first reply only: else the turn could not end."""
