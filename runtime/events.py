@@ -14,6 +14,8 @@ from typing import Any, NewType
 
 import msgspec
 
+from ..compaction.ledger import Ledger, StepState
+from ..compaction.plans import PlanVerdict
 from .calls import CallId, LoggedCall, Piece
 from .chat_format import ChatFormat
 
@@ -212,6 +214,43 @@ class ModeSet(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="mode/set
     by: ModeSetter = ModeSetter.HOST
 
 
+class PlanSubmitted(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="plan/submitted"):
+    """A plan was submitted for review by a call; `artifact` holds its bytes. `title` is empty without a heading."""
+
+    call_id: CallId
+    title: str
+    artifact: str
+    size_bytes: int
+
+
+class PlanVerdictGiven(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="plan/verdict"):
+    """What a review came to; None: nobody answered, and the plan is pending."""
+
+    call_id: CallId
+    verdict: PlanVerdict | None
+    feedback: str = ""
+
+
+class PlanClosed(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="plan/closed"):
+    """A person ended the plan in force."""
+
+    task: str
+
+
+class LedgerSet(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="ledger/set"):
+    """The agent wrote down the steps of a task."""
+
+    ledger: Ledger
+
+
+class LedgerStepMarked(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="ledger/step"):
+    """The agent marked a step."""
+
+    id: str
+    state: StepState
+    note: str = ""
+
+
 class ToolCallEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="tool/call"):
     """The durable intent: on disk before the tool's body runs."""
 
@@ -254,6 +293,11 @@ Event = (
     | AssistantMessage
     | Notice
     | ModeSet
+    | PlanSubmitted
+    | PlanVerdictGiven
+    | PlanClosed
+    | LedgerSet
+    | LedgerStepMarked
     | ToolCallEvent
     | ToolResult
     | IgnoredEvent

@@ -123,6 +123,11 @@ class Gate:
                 one.intake.let_go()
         return tuple(one.admitted for one in entering)
 
+    def with_line(self, admitted: Admitted, line: str) -> Admitted:
+        """Return a result with a line of the runtime's own behind it, for which room was kept."""
+        content = f"{admitted.content}\n{line}"
+        return replace(admitted, content=content, tokens=self.count(Shape.TOOL, content))
+
     def _arrived(self, offered: Offered) -> _Entering:
         """Take an output in, with its bytes stored where it is not all text."""
         intake = take_in(offered.output, most_bytes=offered.limit_tokens)

@@ -14,15 +14,19 @@ import msgspec
 from msgspec.structs import replace
 
 from ..compaction.artifacts import ArtifactRef
+from ..compaction.ledger import Ledger, close_plan, mark_step
 from .calls import CallId, LoggedCall
 from .events import (
     AssistantMessage,
     Author,
     HeaderReason,
+    LedgerSet,
+    LedgerStepMarked,
     Logged,
     ModeSet,
     ModeSetter,
     Notice,
+    PlanClosed,
     RequestHeader,
     Seq,
     SessionStart,
@@ -93,7 +97,8 @@ class SessionState(msgspec.Struct, frozen=True, kw_only=True):
     the number of the last one that started. `unfinished` are calls without a result, in call order.
     `files_uncertain` were being written by a call whose outcome is not known. `artifacts` are the hashes of the
     blobs whose stubs are in the log, `named_hashes` the last words in a person's messages that may name others.
-    `mode` is in force, `told_mode` is what the model was last told of.
+    `mode` is in force, `told_mode` is what the model was last told of. `ledger` is what this session did to the plan;
+    the file says what it is.
     """
 
     seq: Seq | None = None
@@ -115,6 +120,7 @@ class SessionState(msgspec.Struct, frozen=True, kw_only=True):
     named_hashes: tuple[str, ...] = ()
     mode: str = DEFAULT_MODE
     told_mode: str = DEFAULT_MODE
+    ledger: Ledger | None = None
     totals: Totals = Totals()
 
     @property
@@ -258,6 +264,20 @@ def _on_mode_set(state: SessionState, event: ModeSet) -> _Changes:
     return {"mode": event.mode, "told_mode": told}
 
 
+def _on_ledger_set(_state: SessionState, event: LedgerSet) -> _Changes:
+    return {"ledger": event.ledger}
+
+
+def _on_ledger_step(state: SessionState, event: LedgerStepMarked) -> _Changes:
+    if state.ledger is None or all(step.id != event.id for step in state.ledger.steps):
+        return {}  # the ledger was begun by an earlier session: the file has it
+    return {"ledger": mark_step(state.ledger, id=event.id, state=event.state, note=event.note).ledger}
+
+
+def _on_plan_closed(state: SessionState, _event: PlanClosed) -> _Changes:
+    return {"ledger": None if state.ledger is None else close_plan(state.ledger)}
+
+
 def _with_artifact(state: SessionState, artifact: str | None) -> tuple[str, ...]:
     if artifact is None or artifact in state.artifacts:
         return state.artifacts
@@ -338,6 +358,9 @@ _FOLDS: dict[type, Callable[[SessionState, Any], _Changes]] = {
     UserMessage: _on_user_message,
     Notice: _on_notice,
     ModeSet: _on_mode_set,
+    LedgerSet: _on_ledger_set,
+    LedgerStepMarked: _on_ledger_step,
+    PlanClosed: _on_plan_closed,
     AssistantMessage: _on_assistant_message,
     ToolCallEvent: _on_tool_call,
     ToolResult: _on_tool_result,

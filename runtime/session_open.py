@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ import msgspec
 
 from ..compaction.artifacts import ArtifactRef
 from ..compaction.budget import Budgets
+from ..compaction.ledger_file import LedgerFile
 from ..kernels.errors import ModelError, SessionNotFound
 from ..kernels.tokens import NO_TOKENS, TokenIds
 from .bound import BoundAccount
@@ -29,6 +31,8 @@ from .log_format import LOG_FORMAT
 from .log_lock import this_process
 from .modes import DEFAULT_MODE, Mode, Modes, PendingMode
 from .offers import Offers
+from .plan_desk import PlanDesk
+from .plan_review import Reviewer
 from .projection import Recovery, project
 from .request import OnPrefill, Requester
 from .session_log import OpenReport, SessionLog
@@ -54,7 +58,8 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `subagents` puts the tool `task` into the catalogue. `usable_tools` names the tools that may be called, None: all;
     the others stay in the catalogue, so that the session prefix is the same. `modes` are added to `plan`, or replace
-    it; `mode` is the one in which a new session begins.
+    it; `mode` is the one in which a new session begins. `holder` names whose ledger of steps it is, where several work
+    in one workspace.
     """
 
     sampling: Sampling | None = None
@@ -71,6 +76,7 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     usable_tools: tuple[str, ...] | None = None
     modes: tuple[Mode, ...] = ()
     mode: str = DEFAULT_MODE
+    holder: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +92,7 @@ class SessionHost:
     tools: Sequence[Tool] | None = None
     hooks: Hooks | Callable[[SessionId], Hooks] = field(default_factory=Hooks)
     ask: Ask | None = None
+    review_plan: Reviewer | None = None
     on_prefill: OnPrefill | None = None
     on_subagent: OnSubagent | None = None
     count_tokens: Callable[[str], int] | None = None
@@ -362,6 +369,18 @@ def _parts(
         return count(forms.form(shape).apply(text))
 
     artifacts = store.artifacts
+    pending_mode = PendingMode()
+    start = transcript.state.start
+    child = start is not None and start.parent is not None
+    desk = PlanDesk(
+        session=session,
+        state=lambda: transcript.state,
+        notices=transcript.notices,
+        artifacts=artifacts,
+        file=LedgerFile(store.folder, holder=session if child else settings.holder, clock=host.clock, pid=os.getpid()),
+        pending_mode=pending_mode,
+        review=host.review_plan,
+    )
     bound = BoundAccount(store.token_files(fingerprint=engine.info.fingerprint, besides=session))
     if len(transcript.evaluated):
         bound.add(transcript.evaluated, reply=NO_TOKENS)
@@ -388,6 +407,7 @@ def _parts(
         clock=host.timer,
         subagent=subagents.run,
         mode=lambda: modes.get(transcript.state.mode),
+        desk=desk,
         ask=host.ask,
         withheld=withheld_tools(world.catalogue, settings.usable_tools, refusals),
     )
@@ -410,7 +430,8 @@ def _parts(
         budgets=budgets,
         limits=TurnLimits(rounds=settings.rounds, continuations=settings.continuations),
         modes=modes,
-        pending_mode=PendingMode(),
+        pending_mode=pending_mode,
+        desk=desk,
     )
 
 

@@ -24,6 +24,7 @@ from .hooks import Ask as AskPerson
 from .hooks import Deny, Hooks
 from .mentions import Mention
 from .modes import Mode, refusal_of
+from .plan_desk import PlanDesk
 from .subagent import RunSubagent
 from .tools.catalogue import Catalogue
 from .tools.policy import Ask, ToolPolicies
@@ -54,6 +55,7 @@ class _Body:
     def __init__(self, tool: Tool, call: LoggedCall, context: ToolContext, clock: Callable[[], float]) -> None:
         self.call = call
         self.cancel = context.cancel
+        self._in_turn = tool.in_turn
         self._clock, self._limit_s = clock, tool.timeout_s
         self._started_s, self._ended_s = clock(), 0.0
         self._stopped_s: float | None = None
@@ -64,7 +66,10 @@ class _Body:
 
     def start(self) -> None:
         self._started_s = self._clock()
-        self._thread.start()
+        if self._in_turn:
+            self._thread.run()
+        else:
+            self._thread.start()
 
     def wait(self) -> None:
         self._done.wait(POLL_S)
@@ -156,6 +161,7 @@ class CallRunner:
     clock: Callable[[], float]
     subagent: RunSubagent
     mode: Callable[[], Mode | None] = lambda: None
+    desk: PlanDesk | None = None
     ask: Ask | None = None
     withheld: Mapping[str, str] = field(default_factory=dict)
 
@@ -289,6 +295,7 @@ class CallRunner:
             count_tokens=self.count_tokens,
             artifacts=self.artifacts,
             subagent=partial(self.subagent, cancel=cancel),
+            desk=self.desk,
         )
 
     def _with_context(self, outcome: CallOutcome) -> CallOutcome:

@@ -55,6 +55,7 @@ class Transcript:
         self._state = SessionState()
         self._evaluated: TokenIds = NO_TOKENS
         self._calls_made = 0
+        self._notices: list[str] = []
         # Set while a write is under way: an interrupt (Ctrl-C in the host's thread) can leave one half done.
         self._unsettled = False
 
@@ -75,6 +76,10 @@ class Transcript:
     def evaluated(self) -> TokenIds:
         """The last request and its reply: what the next request must repeat."""
         return self._evaluated
+
+    def notices(self) -> tuple[str, ...]:
+        """Return the texts of the notices that stand in the log of this session, as far as it is open."""
+        return tuple(self._notices)
 
     @property
     def turn(self) -> int:
@@ -136,6 +141,10 @@ class Transcript:
     def notice(self, notice: Notice) -> None:
         """Record a message of the runtime's own, of the user's shape."""
         self._commit(notice)
+
+    def record(self, event: Event) -> None:
+        """Record an event that adds nothing to the window."""
+        self._commit(event)
 
     def set_mode(self, mode: str, *, by: ModeSetter = ModeSetter.HOST) -> None:
         """Record that a mode is in force. On disk when this returns."""
@@ -228,6 +237,8 @@ class Transcript:
     def _take_in(self, logged: Logged) -> None:
         self._place = place_after(self._place, logged.event)
         self._state = fold(self._state, logged)
+        if isinstance(logged.event, Notice):
+            self._notices.append(logged.event.text)
 
     def check_integrity(self) -> None:
         """Assert that the window is what the stored tokens say."""

@@ -21,11 +21,12 @@ from .cancel import Cancel
 from .chat_format import Shape
 from .dialects.base import Dialect
 from .engine import Engine, FinishReason, GenerationReport
-from .events import Author, Event, Notice, StepUsage, ToolResult, TurnEndReason, UserMessage
+from .events import Author, Event, ModeSetter, Notice, StepUsage, ToolResult, TurnEndReason, UserMessage
 from .gate import Admitted, Gate, Offered, call_arguments
 from .mentions import Mention
 from .modes import Modes, PendingMode
 from .offers import Offers
+from .plan_desk import PlanDesk
 from .projection import MODE_PRODUCER
 from .request import Asked, Requester, was_cut
 from .stream import (
@@ -49,6 +50,9 @@ LABEL = "[chapbook]"
 UNREADABLE_CALL = "unreadable_call"
 """The name under which the result of a call that could not be read is logged."""
 
+
+LINE_SLACK_TOKENS = 2
+"""What a line behind a result may take beyond its own count, by a token that is cut otherwise where they meet."""
 
 _CUT = "the last reply was cut at its token limit"
 _REPEATS = "the last reply was cut at its token limit and not continued, since it repeats itself"
@@ -86,6 +90,7 @@ class TurnParts:
     limits: TurnLimits
     modes: Modes
     pending_mode: PendingMode
+    desk: PlanDesk
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,6 +121,7 @@ class Turn:
             yield TurnStarted(turn=number)
             yield from self._switch_mode()
             transcript.user(message)
+            yield from self._open_plans()
             yield from self._attach()
             yield from self._work()
             end = _TurnOver(TurnEndReason.COMPLETED, self._shortfall or ("" if self._last_text else _SILENT))
@@ -133,6 +139,7 @@ class Turn:
             raise
         transcript.end_turn(end.reason, rounds=self._rounds, detail=end.detail)
         self.parts.requester.rest()
+        yield from self._tell_person(self.parts.desk.end_report())
         yield TurnEnded(turn=number, reason=end.reason, rounds=self._rounds, text=self._last_text, detail=end.detail)
 
     def _attach(self) -> Iterator[StreamEvent]:
@@ -244,19 +251,27 @@ class Turn:
                 arrival_tokens=page_tokens,
             )
             outcomes = [*ran, *outcomes]
-        yield from self._commit(outcomes, limit_tokens=limit_tokens)
+        yield from self._commit(outcomes, author=author)
 
-    def _commit(self, outcomes: Sequence[CallOutcome], *, limit_tokens: int) -> Iterator[StreamEvent]:
+    def _commit(self, outcomes: Sequence[CallOutcome], *, author: Author) -> Iterator[StreamEvent]:
+        limit_tokens = self._arrival_tokens(author)
         transcript = self.parts.transcript
         offered = [_offered(one, limit_tokens) for one in outcomes]
         added = [_offered_by_hook(one, context, limit_tokens) for one in outcomes for context in one.context_added]
         left_tokens = self._left_tokens([one.call for one in outcomes], notices=len(added))
+        line = self._ledger_line() if author is Author.MODEL else ""
+        if line:
+            left_tokens -= self.parts.gate.count(Shape.TOOL, f"\n{line}") + LINE_SLACK_TOKENS
         admitted = self.parts.gate.admit([*offered, *added], left_tokens=left_tokens)
-        results = admitted[: len(offered)]
+        results = list(admitted[: len(offered)])
+        if line:
+            results[-1] = self.parts.gate.with_line(results[-1], line)
         self._seen = [_seen(one, entering) for one, entering in zip(outcomes, results, strict=True)]
         # All of them are in the log before the host hears of one: it may stop reading at any event.
         for one, entering in zip(outcomes, results, strict=True):
             transcript.result(one.call, entering, seconds=one.seconds)
+            for effect in self.parts.desk.take_effects(one.call.id):
+                transcript.record(effect)
         notices = [_hook_notice(entering) for entering in admitted[len(offered) :]]
         for notice in notices:
             transcript.notice(notice)
@@ -266,6 +281,16 @@ class Turn:
             yield NoticeGiven(producer=notice.producer, text=notice.text)
         for problem in (problem for one in outcomes for problem in one.hook_problems):
             yield NoticeGiven(producer="hook", text=problem, to_model=False)
+        yield from self._tell_person(*self.parts.desk.take_told())
+
+    def _ledger_line(self) -> str:
+        """Return the line that rides on the step's last result; empty without a ledger."""
+        line = self.parts.desk.line(
+            round=self._rounds,
+            rounds=self.parts.limits.rounds,
+            count=lambda text: self.parts.gate.count(Shape.TOOL, text),
+        )
+        return f"[{line}]" if line else ""
 
     def _left_tokens(self, calls: Sequence[LoggedCall], *, notices: int = 0) -> int:
         """Return what the results of `calls`, and so many notices, may take besides their own markup."""
@@ -312,13 +337,24 @@ class Turn:
         yield StepEnded(turn=self.parts.transcript.turn, step=self._steps, usage=usage)
         yield from self._switch_mode()
 
+    def _open_plans(self) -> Iterator[StreamEvent]:
+        """Say once what of plans on the disk concerns this session."""
+        for text in self.parts.desk.opening_notices():
+            yield from self._notice(Notice(producer="plan", form="opening", text=f"{LABEL} {text}"))
+        yield from self._tell_person(*self.parts.desk.take_told())
+
+    def _tell_person(self, *texts: str) -> Iterator[StreamEvent]:
+        for text in texts:
+            if text:
+                yield NoticeGiven(producer="plan", text=text, to_model=False)
+
     def _switch_mode(self) -> Iterator[StreamEvent]:
         """Bring the mode into force that was asked for last, and tell the model where it knows of another one."""
         transcript, pending = self.parts.transcript, self.parts.pending_mode
         wanted = pending.wanted
         if wanted is not None:
             if wanted != transcript.state.mode:
-                transcript.set_mode(wanted)
+                transcript.set_mode(wanted, by=ModeSetter.REVIEW if pending.is_by_review else ModeSetter.HOST)
             pending.applied(wanted)
         state = transcript.state
         notice = self.parts.modes.notice(state.mode, told=state.told_mode)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from .artifact import artifact
 from .bash import bash
 from .listing import list_folder
+from .plan import exit_plan_mode, plan_start, plan_status, plan_step
 from .read import read
 from .search import search
 from .spec import ARTIFACT_TOOL, Tool
@@ -15,8 +16,11 @@ from .writing import edit, write
 
 
 def builtin_tools() -> tuple[Tool, ...]:
-    """Return read, search, list, write, edit, bash and artifact; the order is part of every session prefix."""
-    return (read, search, list_folder, write, edit, bash, artifact)
+    """Return the tools that a session has by default; the order is part of every session prefix."""
+    return (
+        *(read, search, list_folder, write, edit, bash, artifact),
+        *(plan_start, plan_step, plan_status, exit_plan_mode),
+    )
 
 
 def with_artifact(tools: Sequence[Tool]) -> tuple[Tool, ...]:

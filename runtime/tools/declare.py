@@ -37,6 +37,7 @@ def tool(
     writes: bool = False,
     policy: Policy | None = None,
     timeout_s: float = 120.0,
+    in_turn: bool = False,
 ) -> Callable[[Callable[..., str | ToolOutput]], Tool]: ...
 
 
@@ -50,6 +51,7 @@ def tool(
     writes: bool = False,
     policy: Policy | None = None,
     timeout_s: float = 120.0,
+    in_turn: bool = False,
 ) -> Tool | Callable[[Callable[..., str | ToolOutput]], Tool]:
     """Make a tool of a function that returns text or a ToolOutput; bare or with options.
 
@@ -66,6 +68,7 @@ def tool(
             body=_Body(schema.name, body, signature.arguments, signature.takes_context),
             safe=safe,
             writes=writes,
+            in_turn=in_turn,
             policy=policy or (Policy.ASK if writes else Policy.ALLOW),
             timeout_s=timeout_s,
             grounded=signature.grounded,

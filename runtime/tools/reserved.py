@@ -23,24 +23,6 @@ def _schema(name: str, description: str, required: tuple[str, ...] = (), **prope
 
 RESERVED_SCHEMAS: tuple[ToolSchema, ...] = (
     _schema(
-        "plan_start",
-        "Write down the steps of a task.",
-        ("task", "steps"),
-        task=_TEXT,
-        steps={"type": "array", "items": _TEXT},
-        replace={"type": "boolean"},
-    ),
-    _schema(
-        "plan_step",
-        "Mark a step.",
-        ("id", "state"),
-        id=_TEXT,
-        state={"enum": ["todo", "doing", "done", "blocked"]},
-        note=_TEXT,
-    ),
-    _schema("plan_status", "Show the steps."),
-    _schema("exit_plan_mode", "Submit a plan, in Markdown, for review.", ("plan",), plan=_TEXT),
-    _schema(
         "chapters_search",
         "Search earlier chapters, plans and rules.",
         ("query",),

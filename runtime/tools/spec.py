@@ -16,6 +16,7 @@ from ..cancel import Cancel
 
 if TYPE_CHECKING:
     from ...compaction.artifacts import ArtifactStore
+    from ..plan_desk import PlanDesk
     from ..subagent import RunSubagent, SubagentReport
     from .workspace import Workspace
 
@@ -82,6 +83,7 @@ class ToolContext:
     count_tokens: Callable[[str], int]
     artifacts: ArtifactStore
     subagent: RunSubagent = _no_subagent
+    desk: PlanDesk | None = None
 
 
 class ToolBody(Protocol):
@@ -94,13 +96,14 @@ class ToolBody(Protocol):
 class Tool:
     """A tool. `safe`: may run beside others. `writes`: changes something, so that it is asked for by default.
 
-    `timeout_s` is when the runtime gives a body up; one that has a limit of its own declares a longer one here.
+    `in_turn`: its body runs on the turn's own thread, since it asks a person. `timeout_s` is when the runtime gives a body up; one that has a limit of its own declares a longer one here.
     """
 
     schema: ToolSchema
     body: ToolBody
     safe: bool = False
     writes: bool = False
+    in_turn: bool = False
     policy: Policy = Policy.ALLOW
     timeout_s: float = 120.0
     grounded: Mapping[str, Grounded] = field(default_factory=dict)
