@@ -6,7 +6,7 @@ Forms, not words: ``error`` alone says nothing, since names of tests, variables 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 _MEMORY_LIMIT_BYTES = 8 << 20
@@ -21,6 +21,7 @@ class ErrorClass(StrEnum):
     LOCATION = "location"
     COMPILER = "compiler error"
     EXCEPTION = "exception"
+    COMPLAINT = "complaint of a program"
     MENTION = "mention"
     FATAL = "fatal"
     ERROR = "error"
@@ -47,6 +48,7 @@ _BASE_RANKS = {
     ErrorClass.EXCEPTION: 1,
     ErrorClass.LOCATION: 2,
     ErrorClass.SUMMARY: 3,
+    ErrorClass.COMPLAINT: 4,
     ErrorClass.MENTION: 5,
     ErrorClass.FATAL: 70,
     ErrorClass.ERROR: 72,
@@ -70,7 +72,7 @@ _FORMS: tuple[tuple[ErrorClass | None, tuple[str, ...]], ...] = (
             r"^\s*(?:PASS(?:ED)?|ok|[\x{2713}\x{2714}\x{221a}])(?:\s|:|$)",
             r"\bPASSED\b|\bXFAIL\b|\.\.\. (?:ok|skipped|ignored)$",
             rf"^\s*[\"']?\w*[Ee]rror[\"']?\??: {_TYPES} *[,;={{}})]*(?: .*)?$",
-            r"^\s+at (?:node:|java\.|javax\.|sun\.|jdk\.|.*node_modules/)",
+            r"^\s+at (?:node:|java\.|javax\.|sun\.|jdk\.|org\.junit|.*node_modules/)",
         ),
     ),
     (ErrorClass.PYTHON_FRAME, (r'^[\s|]*File "[^"]+", line \d+',)),
@@ -80,7 +82,9 @@ _FORMS: tuple[tuple[ErrorClass | None, tuple[str, ...]], ...] = (
         (
             r"^\d+ failed\b|^=+ .*\b[1-9]\d* (?:failed|errors?)\b|^FAILED \(|^test result: FAILED|^# fail +[1-9]",
             r"^Tests?(?: Suites)?: .*\b[1-9]\d* failed|^\s*[1-9]\d* failing\b|Tests run:.*(?:Failures|Errors): [1-9]",
-            r"\bBUILD FAILED\b|\bBUILD FAILURE\b",
+            r"\bBUILD FAILED\b|\bBUILD FAILURE\b|^\d+ tests? completed, [1-9]\d* failed|^Failed! +- Failed: +[1-9]",
+            r"^Tests: \d+, .*(?:Failures|Errors): [1-9]|% tests passed, [1-9]\d* tests? failed",
+            r"problems? \([1-9]\d* errors?,",
         ),
     ),
     (
@@ -88,7 +92,8 @@ _FORMS: tuple[tuple[ErrorClass | None, tuple[str, ...]], ...] = (
         (
             r"^E {2,}\S|^\s+\w+_test\.go:\d+: |\bpanicked at\b|^\s*assertion .*failed|Failure/Error:",
             r"^\s+(?:Expected|Received|expected|received|actual|but was)\b[^:]{0,40}: *\S|^\s+(?:left|right): ",
-            r"^[\w./\\-]+:\d+: Failure$|Assertion\b.*\bfailed",
+            r"^[\w./\\-]+:\d+: Failure$|Assertion\b.*\bfailed|^Failed asserting that|^\s*Error Message:$",
+            r"<(?:failure|error)\b[^>]* message=",
         ),
     ),
     (ErrorClass.LOCATION, (r"^[\w./\\-]+\.\w+:\d+: \w+$",)),
@@ -97,6 +102,8 @@ _FORMS: tuple[tuple[ErrorClass | None, tuple[str, ...]], ...] = (
         (
             r"^(?:FAILED|ERROR) \S+\.\w+(?:::|$| - )|^\s*--- FAIL: |^not ok \d|^(?:FAIL|ERROR): \w.* \(",
             r"^\s*\x{25cf} \S|^test .+ \.\.\. FAILED|^\[  FAILED  \] \S+\.\S|<<< (?:FAILURE|ERROR)!",
+            r"^\S+ > .+ FAILED$|^\s+Failed \S+.* \[[\d<].*s\]$|^\d+\) [\w\\]+::\w+",
+            r"\*\*\*(?:Failed|Exception|Timeout)\b",
         ),
     ),
     (
@@ -107,31 +114,44 @@ _FORMS: tuple[tuple[ErrorClass | None, tuple[str, ...]], ...] = (
         ErrorClass.COMPILER,
         (
             r":\d+:(?:\d+:)? (?:fatal |internal )?(?:compiler )?error\b|\(\d+,\d+\): error\b|\berror [A-Z]+\d+: ",
-            r"^error\[\w+\]: |undefined reference to",
+            r"^error\[\w+\]: |undefined reference to|^e: \S|^\s+\d+:\d+ +(?:error|\x{2716}) ",
+            r"^ERROR in \S|^Module not found: |:\d+:\d+: (?:E\d{4}|F\d{3,4}|E9\d\d)\b",
+            r"^(?:F\d{3}|E9\d\d) \S|^\S+\.go:\d+:\d+: \S",
         ),
     ),
     (
         ErrorClass.EXCEPTION,
         (
             r"^(?:Uncaught )?[\w.$]*(?:Error|Exception|Interrupt|Exit)\b(?: \[\w+\])?(?::\s|:?$)",
+            r"^\s+(?:[a-z_]\w*\.)+\w*(?:Error|Exception)(?::\s|:?$| at )|\((?:\w+::)*[A-Z]\w*(?:Error|Exception)\)$",
+            r"^(?:PHP )?(?:Fatal|Parse) error: |[Oo]ut of memory: Kill|\boom-kill",
             r"^Exception in |^Caused by: |^panic: |^fatal error: |\bAssertionError\b|Segmentation fault|core dumped",
             r"^Killed$|\bUnhandled\w* .*(?:rejection|exception)",
         ),
     ),
     (
+        ErrorClass.COMPLAINT,
+        (
+            r"^(?:[\w./-]+: )?(?:[Ee]rror|ERROR|FATAL|fatal): \S|npm (?:ERR!|error) |\*\*\* \[.*Error",
+            r"^[\x{2502}|] *Error: \S|^\* What went wrong:|: [Cc]ommand not found$",
+            r": Permission denied\b|: No such file or directory|: cannot open\b",
+            r"^psql:\S*:\d+: (?:ERROR|FATAL): ",
+        ),
+    ),
+    (
         ErrorClass.FATAL,
         (
-            _LEVELS.format("FATAL|CRITICAL|SEVERE|PANIC|EMERG") + r"|^F\d{4} \d\d:|^fatal: |[Oo]ut of memory",
+            _LEVELS.format("FATAL|CRITICAL|SEVERE|PANIC|EMERG") + r"|^F\d{4} \d\d:|[Oo]ut of memory",
+            r"^F/\S+ *\(|\bFATAL EXCEPTION\b",
             _LEVEL_FIELDS.format("fatal|critical|panic|FATAL|CRITICAL") + r"|[\[<](?:fatal|crit|emerg|alert)[\]>]",
         ),
     ),
     (
         ErrorClass.ERROR,
         (
-            _LEVELS.format("ERROR")
-            + r"|^E\d{4} \d\d:|^(?:[\w./-]+: )?[Ee]rror: \S|npm (?:ERR!|error) |\*\*\* \[.*Error",
-            _LEVEL_FIELDS.format("error|ERROR") + r"|[\[<]error[\]>]|command not found$|: Permission denied$",
-            r": No such file or directory",
+            _LEVELS.format("ERROR") + r"|^E\d{4} \d\d:|^E/\S+ *\(|^\d\d-\d\d [\d:.]+ +\d+ +\d+ E ",
+            _LEVEL_FIELDS.format("error|ERROR") + r"|[\[<]err(?:or)?[\]>]|command not found$",
+            r"\bHTTP/[\d.]+\"? 5\d\d\b|\b5\d\d (?:Internal Server Error|Bad Gateway|Service Unavailable|Gateway Time)",
         ),
     ),
 )
@@ -142,7 +162,7 @@ _HARMLESS = (
 )
 
 
-_SLIGHT = (ErrorClass.ERROR, ErrorClass.MENTION, ErrorClass.FRAME, ErrorClass.PYTHON_FRAME)
+_SLIGHT = (ErrorClass.ERROR, ErrorClass.COMPLAINT, ErrorClass.MENTION, ErrorClass.FRAME, ErrorClass.PYTHON_FRAME)
 
 
 class ErrorForms:
@@ -157,8 +177,8 @@ class ErrorForms:
         options.never_nl = True
         told = [(error_class, pattern) for error_class, patterns in _FORMS if error_class for pattern in patterns]
         grave = [pattern for error_class, pattern in told if error_class not in _SLIGHT]
-        self.candidates = re2.compile(("(?m)" + "|".join(pattern for _, pattern in told)).encode(), options)
-        self.grave_candidates = re2.compile(("(?m)" + "|".join(grave)).encode(), options)
+        self.candidates = re2.compile(_anywhere(pattern for _, pattern in told), options)
+        self.grave_candidates = re2.compile(_anywhere(grave), options)
         self._harmless = re2.compile(_HARMLESS.encode(), options)
         self._classes = [error_class for error_class, patterns in _FORMS for _ in patterns]
         self._set = re2.Set.SearchSet(options)
@@ -168,25 +188,46 @@ class ErrorForms:
         self._set.Add(_HARMLESS)
         self._set.Compile()
 
-    def classify(self, line: bytes, after: Callable[[], Sequence[bytes]]) -> ErrorClass | None:
-        """Return what a line tells of a failure, if anything; `after` gives the lines that follow it."""
+    def classify(self, line: bytes) -> ErrorClass | None:
+        """Return what a line tells of a failure by its form, if anything."""
         found = self._set.Match(line) or []
         if len(self._classes) in found:
             found = self._set.Match(self._harmless.sub(b"", line)) or []
         first = min(found, default=len(self._classes))
-        error_class = self._classes[first] if first < len(self._classes) else None
-        return error_class if error_class and _is_borne_out(line, after) else None
+        return self._classes[first] if first < len(self._classes) else None
 
 
-def _is_borne_out(line: bytes, after: Callable[[], Sequence[bytes]]) -> bool:
-    """Whether the lines that follow agree, for forms that are met elsewhere too."""
+def _anywhere(patterns: Iterable[str]) -> bytes:
+    """Return one pattern for all, to search in lines; what follows a carriage return begins anew."""
+    return ("(?m)" + _LINE_START.sub(r"(?:^|\\r)", "|".join(patterns))).encode()
+
+
+_LINE_START = re.compile(r"(?<!\[)\^")
+
+
+def depends_on_others(line: bytes) -> bool:
+    """Whether the form of a line is met elsewhere too, so that the lines around it decide."""
+    return line.startswith(b"> ") or _is_logged_by_go_test(line)
+
+
+def is_borne_out(line: bytes, before: Sequence[bytes], after: Sequence[bytes]) -> bool:
+    """Whether the lines around one that depends on them agree that it tells of a failure."""
     if line.startswith(b"> "):  # quoted mail, unless what was asserted follows
-        return any(other.startswith(b"E  ") for other in after())
-    if b"_test.go:" in line and line[:1].isspace():  # what a test logs, unless it fails
-        results = (other.lstrip() for other in after())
-        nearest = next((other for other in results if other.startswith((b"--- ", b"=== "))), b"")
-        return not nearest.startswith((b"--- PASS", b"--- SKIP"))
-    return True
+        return any(other.startswith(b"E  ") for other in after)
+    # What a test logs: above its result where it is told as it runs, below the result else.
+    result = _nearest_mark(reversed(before))
+    if not result.startswith(b"--- "):
+        result = _nearest_mark(after)
+    return not result.startswith((b"--- PASS", b"--- SKIP"))
+
+
+def _is_logged_by_go_test(line: bytes) -> bool:
+    return b"_test.go:" in line and line[:1].isspace()
+
+
+def _nearest_mark(lines: Iterable[bytes]) -> bytes:
+    stripped = (line.lstrip() for line in lines)
+    return next((line for line in stripped if line.startswith((b"--- ", b"=== "))), b"")
 
 
 def exception_after_frames(frame: bytes, after: Sequence[bytes]) -> int:

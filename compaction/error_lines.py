@@ -13,7 +13,9 @@ from .error_classes import (
     LOG_CLASSES,
     ErrorClass,
     ErrorForms,
+    depends_on_others,
     exception_after_frames,
+    is_borne_out,
     shape_of,
     without_clock,
     without_numbers,
@@ -31,19 +33,23 @@ _WINDOW_BYTES = 600
 _AHEAD_LINES = 12
 _CONTEXT_BYTES = 4096
 _KEPT_BACK_BYTES = 1 << 16
+_OFTEN_TIMES = 20
+"""What is met so many times as often as another thing matters less."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ErrorLine:
     """A line that tells what went wrong, standing for `count` lines alike, the last of them at `last_line`.
 
-    `text` is cleaned and clipped around what matters; `column` is the byte where it begins in a very long line, else 0.
+    `raw` is what was looked at of the line, from its start unless it is very long; `text` the same cleaned and clipped
+    around what matters; `column` is the byte where it begins in a very long line, else 0.
     `before` and `after` are its neighbours. The lowest `rank` matters most.
     """
 
     error_class: ErrorClass
     line: int
     text: str
+    raw: str
     column: int = 0
     count: int = 1
     last_line: int
@@ -102,7 +108,9 @@ class ErrorScan:
                 found.reverse()  # the last one ended the program
             elif error_class in LOG_CLASSES and len(found) > 1:
                 found.insert(1, found.pop())  # the first, the last, then the rest
-            ranked += _ranked(error_class, found)
+            ranked += _ranked(error_class, _rare_first(error_class, found))
+        survived = sum(one.count for one in self._shapes[ErrorClass.EXCEPTION].values())
+        ranked = [_promoted(one, survived) for one in ranked]
         return sorted(ranked, key=lambda one: (one.rank, one.line))
 
     def _search(self, stop: int) -> None:
@@ -147,18 +155,17 @@ class ErrorScan:
         return True
 
     def _look_at(self, start: int, end: int, first: int) -> None:
-        window = max(start, first - _WINDOW_BYTES // 3)
-        raw = self._data[window : min(end, window + _WINDOW_BYTES)]
+        _, raw = self._window(start, end, first)
         self._looks_left -= 1
         key = without_numbers(raw)
         if key in self._cache:
             known = self._cache[key]
         else:
-            known = self._classify(raw, end)
+            known = self._classify(raw)
             if len(self._cache) >= _CACHED_LIMIT:
                 self._cache.clear()
             self._cache[key] = known
-        if known is None:
+        if known is None or (depends_on_others(raw) and not self._is_borne_out(raw, start, end)):
             return
         error_class, shape = known
         if error_class is ErrorClass.PYTHON_FRAME:
@@ -174,12 +181,22 @@ class ErrorScan:
             if error_class.has_frames:
                 self._frame_owed_until = self._line + _AHEAD_LINES
 
-    def _classify(self, raw: bytes, end: int) -> tuple[ErrorClass, bytes] | None:
+    def _window(self, start: int, end: int, first: int) -> tuple[int, bytes]:
+        """Return the part of a line that is looked at, and where it begins: one state of what was written over."""
+        window = start if end - start <= _WINDOW_BYTES else max(start, first - _WINDOW_BYTES // 3)
+        window = max(window, self._data.rfind(b"\r", window, min(first + 1, end)) + 1)
+        raw = self._data[window : min(end, window + _WINDOW_BYTES)]
+        return window, raw.partition(b"\r")[0] if b"\r" in raw else raw
+
+    def _classify(self, raw: bytes) -> tuple[ErrorClass, bytes] | None:
         self._looks_left -= 3  # it takes about that much longer
-        error_class = self._forms.classify(raw, lambda: self._lines_after(end))
-        if error_class is None:
-            return None
-        return error_class, shape_of(raw)
+        error_class = self._forms.classify(raw)
+        return None if error_class is None else (error_class, shape_of(raw))
+
+    def _is_borne_out(self, raw: bytes, start: int, end: int) -> bool:
+        self._looks_left -= 1
+        before = self._data[max(0, start - _CONTEXT_BYTES) : start].split(b"\n")[-_AHEAD_LINES:]
+        return is_borne_out(raw, before, self._lines_after(end))
 
     def _meet_python_frame(self, start: int, end: int, raw: bytes) -> None:
         """Keep the frame as the latest; record the exception line if it follows, however it is called."""
@@ -214,13 +231,14 @@ class ErrorScan:
         if len(shapes) >= _SHAPES_LIMIT:  # the oldest and the newest are kept
             oldest_of_newer = next(islice(shapes, _SHAPES_LIMIT // 2, None))
             self.other_lines += shapes.pop(oldest_of_newer).count
-        window = max(start, first - _WINDOW_BYTES // 3) if end - start > _WINDOW_BYTES else start
-        raw = cleaned(self._data[window : window + min(end - window, _WINDOW_BYTES)].decode(errors="replace"))
-        text = clipped(raw, around=first - window)
+        window, raw = self._window(start, end, first)
+        line_raw = raw.decode(errors="replace")
+        text = clipped(cleaned(line_raw), around=max(0, first - window))
         shapes[shape] = ErrorLine(
             error_class=error_class,
             line=line,
             text=without_clock(text) if error_class in LOG_CLASSES else text,
+            raw=line_raw,
             column=window - start + 1 if end - start > _WINDOW_BYTES else 0,
             last_line=line,
             before=self._line_before(start),
@@ -239,6 +257,22 @@ class ErrorScan:
     def _lines_after(self, end: int, count: int = _AHEAD_LINES) -> list[bytes]:
         ahead = self._data[end + 1 : end + 1 + _CONTEXT_BYTES].split(b"\n", count)[:count]
         return [line[:_WINDOW_BYTES] for line in ahead]
+
+
+def _rare_first(error_class: ErrorClass, found: list[ErrorLine]) -> list[ErrorLine]:
+    """Return what is met often behind what is not: a program that went on after a thousand of them lives with them."""
+    most = max((one.count for one in found), default=0)
+    if error_class is ErrorClass.ASSERTION or most < _OFTEN_TIMES:
+        return found
+    return sorted(found, key=lambda one: one.count * _OFTEN_TIMES > most)
+
+
+def _promoted(one: ErrorLine, survived: int) -> ErrorLine:
+    """Put a rare line of a log before the exceptions where so many of those were survived."""
+    first = one.rank in (ErrorClass.FATAL.rank(0), ErrorClass.ERROR.rank(0))
+    if one.error_class not in LOG_CLASSES or not first or one.count * _OFTEN_TIMES > survived:
+        return one
+    return replace(one, rank=0 if one.error_class is ErrorClass.FATAL else 3)
 
 
 def _ranked(error_class: ErrorClass, found: list[ErrorLine]) -> list[ErrorLine]:

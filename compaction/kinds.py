@@ -23,6 +23,8 @@ HEAD_BYTES = 1 << 16
 SAMPLE_BYTES = 1 << 14
 _CLASSIFIED_CHARS = 400
 _MOST_SAMPLED_LINES = 600
+_WRITTEN_OVER_BYTES = 4 << 20
+_HELD_BYTES = 1 << 20
 
 
 class Kind(StrEnum):
@@ -111,10 +113,14 @@ def _by_content(sample: Sample, lines: list[str]) -> Kind | None:
 def take_sample(text: StoredText) -> Sample:
     """Read the head, and a part of the middle and of the tail where the head is not all of it."""
     head = first_bytes(text.chunks(), HEAD_BYTES + 1)
-    whole = len(head) <= HEAD_BYTES
+    if _is_written_over(head):
+        head = first_bytes(last_states(up_to(text.chunks(), _WRITTEN_OVER_BYTES)), HEAD_BYTES + 1)
+        whole = len(head) <= HEAD_BYTES and text.ref.size_bytes <= _WRITTEN_OVER_BYTES
+    else:
+        whole = len(head) <= HEAD_BYTES
     head = head[:HEAD_BYTES]
     middle, tail = (b"", b"") if whole else (_middle(text), tail_bytes(text, SAMPLE_BYTES))
-    parts = [strip_ansi(part.decode(errors="replace")).replace("\r\n", "\n") for part in (head, middle, tail)]
+    parts = [_as_shown(part) for part in (head, middle, tail)]
     numbered = _is_numbered(parts[0], parts[2] or parts[0])
     if numbered:
         parts = [NUMBERED.sub("", _READ_FOOTER.sub("", part)) for part in parts]
@@ -134,6 +140,52 @@ def first_bytes(chunks: Iterator[bytes], size_bytes: int) -> bytes:
         if len(taken) >= size_bytes:
             break
     return bytes(taken)
+
+
+def up_to(chunks: Iterator[bytes], size_bytes: int) -> Iterator[bytes]:
+    """Yield `chunks` until `size_bytes` bytes have come."""
+    for chunk in chunks:
+        yield chunk[:size_bytes]
+        size_bytes -= len(chunk)
+        if size_bytes <= 0:
+            break
+
+
+def last_states(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield a text without the states of its lines that were written over behind a carriage return.
+
+    A line of megabytes without one is given out as it comes.
+    """
+    pending = b""
+    for chunk in chunks:
+        *lines, pending = (pending + chunk).split(b"\n")
+        if lines:
+            yield b"\n".join([*map(_last_state, lines), b""])
+        if len(pending) > HEAD_BYTES:
+            # A carriage return at the end may belong to a line feed; what was before it stays until more is known.
+            pending = _last_state(pending, ended=False)
+        if len(pending) > _HELD_BYTES:
+            yield pending
+            pending = b""
+    if pending:
+        yield _last_state(pending)
+
+
+def _last_state(line: bytes, *, ended: bool = True) -> bytes:
+    end = len(line.rstrip(b"\r"))
+    start = line.rfind(b"\r", 0, end) + 1
+    return line[start : end if ended else len(line)]
+
+
+def _is_written_over(head: bytes) -> bool:
+    return head.count(b"\r") > head.count(b"\r\n")
+
+
+def _as_shown(part: bytes) -> str:
+    """Return a part of a text without colour codes, and of what was written over only the last state."""
+    if b"\r" in part:
+        part = b"".join(last_states(iter((part,))))
+    return strip_ansi(part.decode(errors="replace"))
 
 
 def tail_bytes(text: StoredText, size_bytes: int) -> bytes:
@@ -220,13 +272,14 @@ _LOG_LINE = re.compile(
     r"|\W{0,2}(?:TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|FATAL|CRITICAL)\b|(?:debug|info|warn|error)[:\]]"
     r"|.{0,60}\s\[?(?:TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|FATAL|CRITICAL)\b|(?:time|level|ts)=\S+ "
     r"|.*\b(?:PASSED|FAILED|SKIPPED|XFAIL|ok)\s*(?:\[ *[0-9]+%\])?$|(?:not )?ok [0-9]+|\s*--- (?:PASS|FAIL|SKIP)"
-    r"|=== (?:RUN|PAUSE|CONT)|\s+[✓✔✕✗\u00d7√] |(?:PASS|FAIL)\s"
+    r"|=== (?:RUN|PAUSE|CONT)|\s+[✓✔✕✗\u00d7√] |(?:PASS|FAIL)(?:\s|$)|ok\s+\S+\s+(?:[0-9.]+s|\(cached\))"
+    r"|\?\s+\S+\s+\[no test files\]|\s+(?:Passed|Failed) \S.* \[.*s\]$|\s*[0-9]+/[0-9]+ Test +#[0-9]+: "
 )
 _TEST_RUN = re.compile(
     r"=+ test session starts =+|=+ .*\b[0-9]+ (?:passed|failed|error).* in [0-9.]+s"
     r"|test result: |running [0-9]+ tests?$"
     r"|Tests?( Suites)?: +.*[0-9]+ total|TAP version|Ran [0-9]+ tests? in |--- FAIL: |FAILED \(\w+="
-    r"|npm ERR! "
+    r"|npm (?:ERR!|error) |ok\s+\S+\s+(?:[0-9.]+s|\(cached\))|FAIL\t"
 )
 _TRACE_LINE = re.compile(
     r'Traceback \(most recent call last\)|\s+File ".+", line [0-9]+|[\w.]+(?:Error|Exception)(?::|$)'
@@ -247,6 +300,13 @@ _MARKDOWN_LINE = re.compile(
     r"\s*(?:[-*+] |[0-9]{1,3}[.)] |>|`{3,}|~{3,}|\|.*\|\s*$)"
     r"|.*(?:\[[^\]]{1,200}\]\([^)]{1,300}\)|\*\*[^*]{1,200}\*\*|`[^`]{1,80}`)"
 )
+_CODE_LINE = re.compile(
+    r"\s*(?:- )?[\w./$\"'\[\]-]+:(?: +[^\s]{1,60}(?: #.*)?)?$|\s*[\w.$\[\]\"'-]+ *(?:[:+?]?=)|.*[{;]$"
+    r"|\s*[}\])]+[;,)]*$"
+    r"|\s*(?:if|for|while|case|do|done|fi|esac|then|else|exec|export|echo|set|cd|sudo|source|import|from|def|class"
+    r"|return|local|function|include|require|use|var|let|const|fn|pub|int|void|run|apt|pip|mkdir|rm|cp|mv)\b"
+    r"(?! [a-z]+ [a-z]+ [a-z]+ [a-z]+)"
+)
 _PYTHON_LINE = re.compile(
     r"\s*(?:(?:async )?def \w+\(|class \w+.*:|import [\w., ]+$|from [\w.]+ import |@\w|else:|try:"
     r"|(?:if|elif|for|while|with|except)\b.*:$|return\b|raise \w|assert |yield\b|self\.\w+|\"\"\"|[\w.]+ (?:\+=|=) )"
@@ -255,21 +315,47 @@ _PYTHON_SIGN = re.compile(r"(?:async )?def \w+\(.*|class \w+.*:$|import [\w., ]+
 
 
 def _markdown_score(sample: Sample) -> float:
-    """Headings that stand alone, which comments of programs do not, and other marks of Markdown."""
+    """Headings over prose and lists; a comment of a program or a configuration stands over its code."""
     lines = [line[:_CLASSIFIED_CHARS] for line in sample.head.split("\n")[:_MOST_SAMPLED_LINES]]
-    headings, deeper, fence = 0, 0, False
+    headings, comments, alone, deeper, told, code, others = 0, 0, 0, 0, 0, 0, 0
+    fence, prose = False, False
     for before, line, after in zip(["", *lines], lines, [*lines[1:], ""], strict=False):
         if line.lstrip().startswith(("```", "~~~")):
             fence = not fence
         mark = _HEADING.match(line)
-        if fence or not mark or before.strip() or after.startswith("#"):
+        if fence or not line.strip() or mark:
+            prose = False
+            if mark and not fence:
+                # Two of the same level one upon the other are a comment.
+                is_comment = any((other := _HEADING.match(near)) and other[1] == mark[1] for near in (before, after))
+                headings, comments = headings + (not is_comment), comments + is_comment
+                is_alone = not before.strip() and not after.startswith("#")
+                alone += is_alone
+                deeper += is_alone and len(mark[1]) > 1
             continue
-        headings += 1
-        deeper += len(mark[1]) > 1
-    if not headings:
+        # A paragraph is told by its first line; those that follow it belong to it.
+        is_code = _CODE_LINE.match(line) is not None
+        prose = not is_code and (prose or _MARKDOWN_LINE.match(line) is not None or _is_prose(line))
+        others, told, code = others + 1, told + prose, code + is_code
+    if not headings or comments > headings or code * 2 > others:
         return 0.0
     marked = _share(_MARKDOWN_LINE, [line for line in lines if line.strip()])
-    return 0.4 + marked if (headings >= 2 and deeper) or marked >= 0.1 else 0.0
+    if alone and ((alone >= 2 and deeper) or marked >= 0.1):
+        return 0.4 + marked
+    return 0.4 + told / others / 2 if told >= max(1, 0.6 * others) and headings <= 2 * told else 0.0
+
+
+def _is_prose(line: str) -> bool:
+    """Whether a line reads as the first of a paragraph, and not as a command or a setting."""
+    words = line.split()
+    first = words[0].lstrip("\"'(*_\u201c\u2018\u00ab")
+    if not first or not (first[0].isupper() or ord(first[0]) > 0x2E7F):
+        return False
+    if ord(first[0]) > 0x2E7F:  # scripts without capitals, often without blanks
+        return True
+    if len(first) > 1 and first.isupper():
+        return False
+    return len(words) >= 6 or (len(words) >= 2 and line.rstrip()[-1] in ".!?:,;\"')*_\u201d\u2026")
 
 
 def _python_score(lines: list[str]) -> float:
@@ -295,6 +381,8 @@ def csv_delimiter(head: str, *, whole: bool) -> str:
         if len(rows) < 3:
             continue
         columns, agreeing = Counter(map(len, rows)).most_common(1)[0]
+        if columns == 2 and not any(row[-1].strip() for row in rows):  # statements, each with its end
+            continue
         cells = [cell for row in rows for cell in row[1:]]
         indented = sum(not row[0].strip() for row in rows)
         spaced = sum(cell.startswith(" ") for cell in cells)

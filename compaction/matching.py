@@ -10,10 +10,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from ..kernels.errors import ToolError
 from ..kernels.lines import character_start
+from ..kernels.text_encoding import decode_with_marks
 from .quoting import ANSI_CODE_BYTES
 
 if TYPE_CHECKING:
@@ -71,8 +73,11 @@ class Hit:
         return f"[column {self.column}] …{self.text}…" if self.column else self.text
 
 
-def compile_pattern(source: str) -> Pattern:
-    """Compile a pattern, case-insensitive, matching within a line. Raises ToolError where it is empty or too large."""
+def compile_pattern(source: str, *, for_bytes: bool = False) -> Pattern:
+    """Compile a pattern, case-insensitive, matching within a line. Raises ToolError where it is empty or too large.
+
+    `for_bytes`: matches any bytes, each a character, so that ``\\xff`` is one byte; a line feed is one of them.
+    """
     import re2  # noqa: PLC0415 (loads a native library)
 
     encoded = source.encode(errors="replace")
@@ -84,7 +89,9 @@ def compile_pattern(source: str) -> Pattern:
     options.case_sensitive = False
     options.max_mem = LARGE_MEMORY_LIMIT_BYTES if len(encoded) > LARGE_PATTERN_BYTES else MEMORY_LIMIT_BYTES
     options.log_errors = False
-    options.never_nl = True
+    options.never_nl = not for_bytes
+    if for_bytes:
+        options.encoding = re2.Options.Encoding.LATIN1
     # Where groups matched is never asked, and telling it would need the slow automaton.
     options.never_capture = True
     try:
@@ -104,6 +111,59 @@ def compile_pattern(source: str) -> Pattern:
     return pattern
 
 
+class ByteScan:
+    """One pass of a pattern over bytes. `reached` is the first place that was not looked at."""
+
+    def __init__(
+        self, pattern: Pattern, *, step_bytes: int = 1, is_stopped: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Of the matches that begin in the same `step_bytes` bytes only the first one counts."""
+        self.reached = 0
+        self.was_stopped = False
+        self._pattern = pattern
+        self._step_bytes = step_bytes
+        self._is_stopped = is_stopped
+
+    def matches(self, chunks: Iterator[bytes]) -> Iterator[range]:
+        """Yield where the pattern matches, in order; once the scan is stopped, no more.
+
+        A match of over 2 KB may be cut or not be seen.
+        """
+        block_bytes = self._pattern.block_bytes
+        pending, passed = bytearray(), 0  # the bytes from `passed` on, which is at most one before `reached`
+        for chunk in chain(chunks, (b"",)):
+            pending += chunk
+            while passed + len(pending) > (passed + block_bytes if chunk else self.reached):
+                block = bytes(pending[:block_bytes])
+                is_part = bool(chunk) or len(block) < len(pending)
+                yield from self._search(block, passed, is_part=is_part)
+                if self.was_stopped:
+                    return
+                # What a match may begin in that goes on behind the block is seen again, and a byte before it.
+                self.reached = max(self.reached, passed + len(block) - (_OVERLAP_BYTES if is_part else 0))
+                done = min(self.reached - 1 - passed, len(block))
+                del pending[:done]
+                passed += done
+
+    def check_integrity(self) -> None:
+        """Assert that the place is in range."""
+        assert self.reached >= 0
+
+    def _search(self, block: bytes, passed: int, *, is_part: bool) -> Iterator[range]:
+        while self.reached < passed + len(block):
+            if self._is_stopped():
+                self.was_stopped = True
+                return
+            match = self._pattern.compiled.search(block, self.reached - passed)
+            if match is None or match.start() == len(block):
+                return
+            first, last = match.span()
+            if is_part and last == len(block) and first > len(block) - _OVERLAP_BYTES:
+                return  # what it is shows only with what follows
+            self.reached = passed + first + self._step_bytes - (passed + first) % self._step_bytes
+            yield range(passed + first, passed + last)
+
+
 def hits_in(chunks: Iterator[bytes], pattern: Pattern) -> Iterator[Hit]:
     """Yield the lines of UTF-8 text that match, in order, each once."""
     return MatchScan(pattern).hits(chunks)
@@ -115,7 +175,8 @@ class MatchScan:
     A line longer than a block is looked at part by part: a match of over 2 KB that lies across two may not be seen.
     With `every_part` a line too long to be shown whole has a hit for each part that has a match, else one. Without
     codes, what is searched is what a terminal would show. `reached_line` and `reached_column` are the first place that
-    was not looked at.
+    was not looked at. `found` counts hits; once `counts_only` is set they are counted and no more given, which takes
+    less time.
     """
 
     def __init__(
@@ -133,6 +194,8 @@ class MatchScan:
         at least a byte before the column unless it is the line's start."""
         self.reached_line, self.reached_column = first_line, first_column
         self.was_stopped = False
+        self.found = 0
+        self.counts_only = False
         self._pattern = pattern
         self._every_part = every_part
         self._without_codes = without_codes
@@ -188,11 +251,13 @@ class MatchScan:
             counted_to = start
             is_whole = end - start <= EXCERPT_BYTES and not is_part and not (start == 0 and self._passed_bytes)
             part = range(start, end) if is_whole else _excerpt(text, start, end, first, last)
-            if self._every_part or line != self._hit_line:
+            is_hit = self._every_part or line != self._hit_line
+            self.found += is_hit
+            if is_hit and not self.counts_only:
                 yield Hit(
                     line=line,
-                    text=_shown(text[part.start : part.stop]),
-                    match_at=len(_shown(text[part.start : first])),
+                    text=decode_with_marks(text[part.start : part.stop]),
+                    match_at=len(decode_with_marks(text[part.start : first])),
                     column=0 if is_whole else self._column(block, start, part.start),
                     match_column=self._column(block, start, first) if line == self._hit_line else 0,
                 )
@@ -212,10 +277,6 @@ class MatchScan:
     def _column(self, block: _Block, start: int, offset: int) -> int:
         """Return the byte of the line, as it is stored, that is at `offset`; `start` is the line's."""
         return block.raw_offset(offset) - block.raw_start(start) + 1 + (0 if start else self._passed_bytes)
-
-
-def _shown(line: bytes) -> str:
-    return line.decode(errors="replace").replace("\0", "\ufffd")
 
 
 def _excerpt(text: bytes, start: int, end: int, first: int, last: int) -> range:

@@ -51,7 +51,7 @@ def diff_preview(blocks: Iterator[bytes], sample: Sample) -> list[PreviewLine]:
     largest = sorted(files, key=lambda one: -(one.added + one.removed))
     for place, one in enumerate(largest[:_FILES_SHOWN]):
         name = quoted(one.name, around=len(one.name) - 1, limit=_NAME_CHARS)
-        found.append(PreviewLine(f"{one.line}: {name} +{one.added:,} -{one.removed:,}", 1 + place, one.line, 0))
+        found.append(PreviewLine(f"{one.line}: {name} +{one.added:,} -{one.removed:,}", 1 + place, one.line, 0, total))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import msgspec
 
@@ -13,13 +14,21 @@ class PreviewLine(msgspec.Struct, frozen=True):
     """A line of a preview. The lowest `rank` is kept first.
 
     A quotation has the number of its `line`, and stands for `lines` lines with the blank ones that follow; gaps between
-    quotations are announced. An entry of a table of contents has a `line` too, with `lines` 0. Else it is a statement.
+    quotations are announced. An entry of a table of contents has a `line` too, with `lines` 0, and says of how many
+    `entries` it is one. Else it is a statement.
     """
 
     text: str
     rank: int
     line: int = 0
     lines: int = 1
+    entries: int = 0
+
+
+def entries_left(shown: Iterable[PreviewLine]) -> int:
+    """Return how many entries of the contents are not among the lines that are shown; 0 where none of them is one."""
+    totals = [line.entries for line in shown if line.entries]
+    return max(totals) - len(totals) if totals else 0
 
 
 # A sequence ends within its line: an unfinished one must not swallow what follows.

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from .artifacts import ArtifactRef
 
 _NOT_TEXT_SHARE = 0.3
-# What does not decode, and controls but for white space and what terminals are sent: bell, backspace, escape.
-_NOT_TEXT = re.compile("[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f\ufffd]")
+# Controls but for white space and what terminals are sent: bell, backspace, escape. What does not decode is no sign:
+# text in an older encoding (windows-1251, Shift JIS, GB 18030, Latin-1) is mostly that.
+_NOT_TEXT = re.compile("[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f]")
 
 
 class StoredText:
@@ -53,7 +54,7 @@ class StoredText:
 
     @cached_property
     def is_binary(self) -> bool:
-        """Whether the first 64 KB hold a NUL once decoded, or are mostly no text. Raises ArtifactError as `chunks`."""
+        """Whether the first 64 KB hold a NUL once decoded, or are mostly controls. Raises ArtifactError as `chunks`."""
         head = self._block(0)[len(self.encoding.mark) :] if self._index.size_bytes else b""
         text = b"".join(decode_to_utf8(iter((head,)), self.encoding)).decode(errors="replace")
         return "\0" in text or len(_NOT_TEXT.findall(text)) > _NOT_TEXT_SHARE * len(text)
@@ -70,9 +71,16 @@ class StoredText:
             return iter(())
         start = self._line_start(from_line)
         if self.encoding.unit_bytes == 1:
-            return self._raw(min(start + skip_bytes, self._line_end(from_line)) if skip_bytes else start)
-        decoded = decode_to_utf8(self._raw(start), self.encoding)
+            return self.raw(min(start + skip_bytes, self._line_end(from_line)) if skip_bytes else start)
+        decoded = decode_to_utf8(self.raw(start), self.encoding)
         return _skip_in_line(decoded, skip_bytes) if skip_bytes else decoded
+
+    def raw(self, start: int = 0) -> Iterator[bytes]:
+        """Yield the bytes [start, size) as they are stored. Raises ArtifactError as `chunks` does."""
+        block_bytes = self._index.block_bytes
+        for block in range(start // block_bytes, len(self._index.block_hashes)):
+            data = self._block(block)
+            yield data[start - block * block_bytes :] if start > block * block_bytes else data
 
     def close(self) -> None:
         """Close the blob; it can be called again."""
@@ -107,13 +115,6 @@ class StoredText:
             return self._index.behind_feed(number, block, data)
         except ValueError as error:
             raise self._refusal(f"its line index is wrong ({error}). Remove the .idx file beside it") from error
-
-    def _raw(self, start: int) -> Iterator[bytes]:
-        """Yield the bytes [start, size)."""
-        block_bytes = self._index.block_bytes
-        for block in range(start // block_bytes, len(self._index.block_hashes)):
-            data = self._block(block)
-            yield data[start - block * block_bytes :] if start > block * block_bytes else data
 
     def _block(self, block: int) -> bytes:
         span = self._index.block_span(block)

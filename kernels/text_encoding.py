@@ -68,6 +68,11 @@ def decode_to_utf8(chunks: Iterator[bytes], encoding: TextEncoding) -> Iterator[
         yield rest.encode()
 
 
+def decode_with_marks(data: bytes) -> str:
+    """Return UTF-8 as it is shown to a model or a person: with U+FFFD for NULs and for what does not decode."""
+    return data.decode(errors="replace").replace("\0", "\ufffd")
+
+
 def _unmarked_utf16(head: bytes) -> TextEncoding | None:
     units = np.frombuffer(head[: len(head) // 2 * 2], dtype=np.uint8).reshape(-1, 2)
     if len(units) < _LEAST_UNMARKED_UNITS:

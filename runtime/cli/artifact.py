@@ -96,7 +96,8 @@ def toc(id: Id, offset: Offset = 1, column: Column = 1, as_json: AsJson = False,
 def search(
     id: Id,
     pattern: Annotated[
-        str, typer.Argument(metavar="PATTERN", help="A regular expression (RE2); one that begins with - stands behind --.")
+        str,
+        typer.Argument(metavar="PATTERN", help="A regular expression (RE2); one that begins with - stands behind --."),
     ],
     offset: Offset = 1,
     column: Column = 1,
@@ -115,9 +116,9 @@ def read(
     offset: Offset = 1,
     limit: Annotated[int, typer.Option(min=1, help="How many lines.")] = DEFAULT_LINES,
     column: Column = 1,
+    *,
     as_json: AsJson = False,
     raw: Annotated[bool, typer.Option("--raw", help="Write the whole as it is stored, to a file or a pipe.")] = False,
-    *,
     options: PlaceOptions,
 ) -> None:
     """Show lines, numbered, and where to go on; of binary content 16 bytes a line."""
@@ -151,7 +152,7 @@ def verify(as_json: AsJson = False, *, options: PlaceOptions) -> int:
     for problem in report.problems[:MOST_PROBLEMS]:
         sys.stdout.write(f"{visible_line(f'problem: {problem.path}: {problem.what}')}\n")
     if len(report.problems) > MOST_PROBLEMS:
-        sys.stdout.write(f"and {len(report.problems) - MOST_PROBLEMS} more; --json lists all\n")
+        sys.stdout.write(f"and {len(report.problems) - MOST_PROBLEMS:,} more; --json lists all\n")
     return 1 if report.problems else 0
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from chapbook.compaction.artifact_query import Asked, contents_of, search_text
+from chapbook.compaction.artifact_query import Asked, Place, contents_of, place_to_go_on, search_text
 from chapbook.compaction.artifacts import ArtifactStore
 from chapbook.compaction.stored_text import StoredText
 from chapbook.kernels.errors import ToolError
@@ -64,7 +64,7 @@ def test_a_search_shows_hits_with_their_neighbours_and_counts_all(opened: Open) 
     text = opened(b"".join(b"needle\n" if n in (3, 5, 50) else b"line %d\n" % n for n in range(1, 101)))
     assert search_text(text, "NEEDLE", asked()) == (
         "1\tline 1\n2\tline 2\n3:\tneedle\n4\tline 4\n5:\tneedle\n6\tline 6\n7\tline 7\n"
-        "48\tline 48\n49\tline 49\n50:\tneedle\n51\tline 51\n52\tline 52\n[3 hits in 100 lines]"
+        "--\n48\tline 48\n49\tline 49\n50:\tneedle\n51\tline 51\n52\tline 52\n[3 hits in 100 lines]"
     )
     assert footer_of(search_text(text, "needle", asked(line=6))) == "[1 hit from offset=6 on, to line 100]"
     assert search_text(text, "nothing", asked()) == "[no hits in 100 lines]"
@@ -111,7 +111,10 @@ def test_each_line_stands_behind_its_number_and_neighbours_are_those_of_the_text
     near = {
         at for n, line in enumerate(lines) if line == "needle" for at in range(n - 2, n + 3) if 0 <= at < len(lines)
     }
-    expected = [f"{at + 1}{':' if lines[at] == 'needle' else ''}\t{lines[at]}" for at in sorted(near)]
+    expected = []
+    for at in sorted(near):
+        expected += ["--"] if expected and at - 1 not in near else []
+        expected.append(f"{at + 1}{':' if lines[at] == 'needle' else ''}\t{lines[at]}")
     assert answer.split("\n")[:-1] == expected
 
 
@@ -141,9 +144,29 @@ def test_a_search_that_is_stopped_answers_with_what_it_has(opened: Open) -> None
     answer = search_text(text, "needle", asked(200, is_stopped=lambda: next(looks) > 50))
     assert hit_places(answer)[0] == (1, 0)
     assert "51 hits from" not in answer
-    assert "searched to line 101 of 400000, then the time was up" in answer
+    assert "searched to line 101 of 400,000, then the time was up" in answer
     nothing = search_text(text, "needle", asked(200, line=5000, is_stopped=lambda: True))
-    assert footer_of(nothing).endswith("searched to line 4999 of 400000, then the time was up; next: offset=5000]")
+    assert footer_of(nothing).endswith("searched to line 4999 of 400,000, then the time was up; next: offset=5000]")
+
+
+def test_once_there_are_hits_enough_to_show_they_are_counted_for_a_second_at_most(opened: Open) -> None:
+    text = opened(b"needle\nhay\n" * 50_000)
+    times = iter(number / 1000 for number in range(10**6))
+    answer = search_text(text, "needle", asked(200, clock=lambda: next(times)))
+    assert re.fullmatch(r"\[more than 1,2\d\d hits; these are the first \d+; next: offset=\d+\]", footer_of(answer))
+    assert "[50,000 hits in 100,000 lines; these" in search_text(text, "needle", asked(200))
+    late = search_text(text, "needle", asked(200, line=99_990, clock=lambda: next(times)))
+    assert footer_of(late).startswith("[5 hits from offset=99990 on, to line 100000]")
+
+
+def test_the_place_to_go_on_is_read_from_the_last_line_alone() -> None:
+    assert place_to_go_on("1\t[lines; next: offset=7]\n[1 hit in 2 lines]") is None
+    assert place_to_go_on("[lines 1-2 of 9; next: offset=3]") == Place(3)
+    assert place_to_go_on("1\ta\n[2 hits; next: offset=3, column=44; x]") == Place(3, 44)
+
+
+def test_a_carriage_return_alone_is_part_of_a_neighbour(opened: Open) -> None:
+    assert search_text(opened(b"needle\r\n\r\n\r"), "needle", asked()) == "1:\tneedle\n2\t\n3\t\r\n[1 hit in 3 lines]"
 
 
 def test_the_pages_of_a_table_of_contents_list_every_entry_once(opened: Open) -> None:
@@ -155,7 +178,7 @@ def test_the_pages_of_a_table_of_contents_list_every_entry_once(opened: Open) ->
         titles = [line.split("\t")[1].strip() for answer in answers for line in answer.split("\n")[:-1]]
         assert titles == ["object of 900", *(f"{key}: array of {len(below)}" for key, below in value.items())]
         assert "of 901; next: offset=" in answers[0]
-        assert re.match(r"\[contents of JSON, \d+ lines?: 1-400 of 901; next: offset=", whole)
+        assert re.match(r"\[contents of JSON, [\d,]+ lines?: 1-400 of 901; next: offset=", whole)
 
 
 def test_titles_that_are_cut_are_said_to_be(opened: Open) -> None:

@@ -127,6 +127,16 @@ def test_texts_without_a_failure_tell_of_none(sample, name) -> None:
         "[INFO] no ERROR seen",
         "class ErrorLine(Struct):",
         "ERROR_LIMIT 12",
+        "  Passed CartTests.Failed_orders [3 ms]",
+        "  12:3  warning  'error' is assigned a value but never used  no-unused-vars",
+        "npm warn deprecated error@1.0.0: fatal bug, upgrade",
+        "src/m.py:3:0: C0116: Missing function docstring",
+        "src/m.py:3:80: E501 Line too long",
+        "1) do this first",
+        "GET /500 200",
+        "HTTP/1.1 200 OK",
+        "\u2716 9 problems (0 errors, 9 warnings)",
+        "> Task :error:compileErrorProne UP-TO-DATE",
     ],
 )
 def test_a_line_that_only_speaks_of_errors_is_none(line) -> None:
@@ -154,18 +164,51 @@ def test_a_line_that_only_speaks_of_errors_is_none(line) -> None:
         ("panic: runtime error: index out of range [5] with length 3", ErrorClass.EXCEPTION),
         ("KeyboardInterrupt", ErrorClass.EXCEPTION),
         ("Segmentation fault (core dumped)", ErrorClass.EXCEPTION),
-        ("npm ERR! code ELIFECYCLE", ErrorClass.ERROR),
-        ("bash: gti: command not found", ErrorClass.ERROR),
-        ("ls: cannot access 'x': No such file or directory", ErrorClass.ERROR),
-        ("error: failed to push some refs", ErrorClass.ERROR),
-        ("prog.py: error: unrecognized arguments: --x", ErrorClass.ERROR),
+        ("npm ERR! code ELIFECYCLE", ErrorClass.COMPLAINT),
+        ("bash: gti: command not found", ErrorClass.COMPLAINT),
+        ("ls: cannot access 'x': No such file or directory", ErrorClass.COMPLAINT),
+        ("error: failed to push some refs", ErrorClass.COMPLAINT),
+        ("prog.py: error: unrecognized arguments: --x", ErrorClass.COMPLAINT),
         ("2026-11-30 10:00:00,001 ERROR shop.db: gone", ErrorClass.ERROR),
         ('{"level":"error","message":"gone"}', ErrorClass.ERROR),
         ("time=10:00 level=error msg=gone", ErrorClass.ERROR),
         ("E1130 10:00:00.1 1 main.go:3] gone", ErrorClass.ERROR),
         ("[error] 12#0: upstream gone", ErrorClass.ERROR),
         ("2026-11-30 10:00:00 CRITICAL no space", ErrorClass.FATAL),
-        ("fatal: not a git repository", ErrorClass.FATAL),
+        ("fatal: not a git repository", ErrorClass.COMPLAINT),
+        ("npm error code ERESOLVE", ErrorClass.COMPLAINT),
+        ('psql:dump.sql:31: ERROR:  duplicate key value violates unique constraint "pk"', ErrorClass.COMPLAINT),
+        ("\u2502 Error: Unsupported argument", ErrorClass.COMPLAINT),
+        ("cp: cannot open '/etc/x' for reading: Permission denied", ErrorClass.COMPLAINT),
+        ("* What went wrong:", ErrorClass.COMPLAINT),
+        ("  Failed CartTests.Totals [3 ms]", ErrorClass.FAILURE),
+        ("com.acme.CartTest > totals() FAILED", ErrorClass.FAILURE),
+        ("1) CartTest::testTotal", ErrorClass.FAILURE),
+        ("  7/25 Test #7: cart .........***Failed    0.02 sec", ErrorClass.FAILURE),
+        ("  Error Message:", ErrorClass.ASSERTION),
+        ("Failed asserting that 3 matches expected 4.", ErrorClass.ASSERTION),
+        ('<testcase name="t"><failure message="expected 4 got 3">x</failure></testcase>', ErrorClass.ASSERTION),
+        ("Failed!  - Failed:     1, Passed:  4000, Skipped:     0", ErrorClass.SUMMARY),
+        ("3000 tests completed, 1 failed", ErrorClass.SUMMARY),
+        ("Tests: 9, Assertions: 30, Failures: 1.", ErrorClass.SUMMARY),
+        ("\u2716 1501 problems (1 error, 1500 warnings)", ErrorClass.SUMMARY),
+        ("  12:3  error  'totl' is not defined  no-undef", ErrorClass.COMPILER),
+        ("e: file:///w/src/Cart.kt:12:5 Unresolved reference: totl", ErrorClass.COMPILER),
+        ("ERROR in ./src/cart.js 3:0-20", ErrorClass.COMPILER),
+        ("Module not found: Error: Can't resolve './totl'", ErrorClass.COMPILER),
+        ("src/cart.py:12:4: E0602: Undefined variable 'totl' (undefined-variable)", ErrorClass.COMPILER),
+        ("src/cart.py:12:5: F821 Undefined name `totl`", ErrorClass.COMPILER),
+        ("cart.go:12:5: undefined: totl (typecheck)", ErrorClass.COMPILER),
+        ("PHP Fatal error:  Uncaught TypeError: total(): x in /w/cart.php:3", ErrorClass.EXCEPTION),
+        ("cart.rb:3:in `total': undefined method `sum' for nil:NilClass (NoMethodError)", ErrorClass.EXCEPTION),
+        ("    org.opentest4j.AssertionFailedError: expected: <4> but was: <3>", ErrorClass.EXCEPTION),
+        ("[123.4] Out of memory: Killed process 123 (node) total-vm:1kB", ErrorClass.EXCEPTION),
+        ("E/AndroidRuntime( 123): java.lang.NullPointerException", ErrorClass.ERROR),
+        ("11-30 10:00:00.123  1234  1250 E ActivityManager: ANR in com.shop", ErrorClass.ERROR),
+        ("HTTP/1.1 500 Internal Server Error", ErrorClass.ERROR),
+        ('1.2.3.4 - - [30/Nov/2026] "GET /cart HTTP/1.1" 502 12', ErrorClass.ERROR),
+        ("Nov 30 10:00:00 host app[3]: <err> cannot bind port 80", ErrorClass.ERROR),
+        ("E/AndroidRuntime( 123): FATAL EXCEPTION: main", ErrorClass.FATAL),
     ],
 )
 def test_each_form_of_an_error_is_known(line, error_class) -> None:
@@ -212,6 +255,38 @@ def test_what_a_test_logs_is_none_unless_the_test_fails() -> None:
     assert [error.line for error in scan(passed + failed)] == [6, 5]
 
 
+def test_what_a_test_logged_below_its_result_is_told_by_that_result() -> None:
+    passed = "=== RUN   TestA\n--- PASS: TestA (0.0s)\n    a_test.go:3: got the error that was wanted\n"
+    failed = "=== RUN   TestB\n--- FAIL: TestB (0.0s)\n    a_test.go:4: got the error that was wanted\n"
+    assert [error.line for error in scan(passed + failed + passed)] == [5, 6]
+    above = "=== RUN   TestB\n    a_test.go:4: got the error that was wanted\n--- FAIL: TestB (0.0s)\n"
+    assert [error.line for error in scan(passed + above + passed)] == [6, 5]
+
+
+def test_a_rare_grave_line_outranks_what_the_program_went_on_after() -> None:
+    handled = "".join(
+        f'WARNING got:\nTraceback (most recent call last):\n  File "net.py", line 3, in get\nConnectionError: {n}\n'
+        for n in range(800)
+    )
+    found = scan(f"{handled}2026-11-30 10:00:00 CRITICAL giving up\n{handled}")
+    assert found[0].text == "…CRITICAL giving up"
+    rare = scan(handled + "KeyError: 'x'\n" + handled)
+    assert [error.text for error in rare if error.error_class is ErrorClass.EXCEPTION][0] == "KeyError: 'x'"
+
+
+def test_a_grave_line_of_a_log_stays_behind_the_only_exception() -> None:
+    found = scan("CRITICAL giving up\nKeyError: 'x'\n")
+    assert [error.error_class for error in found] == [ErrorClass.EXCEPTION, ErrorClass.FATAL]
+
+
+def test_each_state_of_a_line_that_was_written_over_is_looked_at() -> None:
+    progress = "".join(f"\rprogress {n}%" for n in range(9000))
+    (found,) = scan(f"{progress}\rerror: block 5 is bad{progress}\ndone\n")
+    assert (found.line, found.text) == (1, "error: block 5 is bad")
+    (short,) = scan("10%\rerror: block 5 is bad\r20%\n")
+    assert short.text == "error: block 5 is bad"
+
+
 def test_an_error_within_a_line_of_megabytes_is_shown_with_its_column() -> None:
     text = "first\n" + "x" * 3_000_000 + " CRITICAL disk full " + "y" * 2_000_000 + "\nlast ERROR z\n"
     found = scan(text, block_bytes=1 << 20)
@@ -244,7 +319,7 @@ def test_the_end_is_looked_at_closely_even_where_too_much_came_before() -> None:
     for _ in range(8):
         found.feed(noise * 10_000)
     found.feed(noise * 5000 + b"ERROR disk gone\n" + noise * 1000)
-    assert [error.text for error in found.finish()] == ["ERROR pool lost", "ERROR disk gone"]
+    assert [error.text for error in found.finish()] == ["ERROR disk gone", "ERROR pool lost"]
 
 
 def test_many_different_shapes_are_held_in_bounds_and_the_rest_is_counted() -> None:

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from chapbook.compaction import matching
-from chapbook.compaction.matching import Hit, MatchScan, Pattern, compile_pattern, hits_in
+from chapbook.compaction.matching import ByteScan, Hit, MatchScan, Pattern, compile_pattern, hits_in
 from chapbook.compaction.quoting import strip_ansi_bytes
 from chapbook.kernels.errors import ToolError
 
@@ -170,3 +170,52 @@ def test_what_does_not_compile_is_taken_literally_and_says_why() -> None:
     assert isinstance(pattern, Pattern)
     assert (pattern.is_literal, pattern.problem) == (True, "missing ): (x")
     assert [hit.line for hit in hits_in(iter([b"a\nf(X)\n"]), pattern)] == [2]
+
+
+def test_hits_that_are_only_counted_are_as_many_as_those_given() -> None:
+    data = b"a needle\n" * 1000 + b"x" * 5000 + b"needle" + b"x" * 5000 + b"needle\nneedle"
+    scan = MatchScan(compile_pattern("needle"), every_part=True)
+    given_hits = 0
+    for _ in scan.hits(chunked(data)):
+        given_hits += 1
+        scan.counts_only = given_hits == 7
+    assert (given_hits, scan.found) == (7, 1003)
+
+
+# It makes a pattern so large that it is shown small blocks, as hostile ones are.
+LARGE = r"|\x07" + "[ab]{900}" * 8
+
+
+@given(
+    data=st.lists(st.sampled_from([b"needle", b"nee", b"\0", b"\xff", b"\n", b"\r\n", b"x" * 4000]), max_size=30).map(
+        b"".join
+    ),
+    step_bytes=st.sampled_from([1, 16]),
+    chunk_bytes=st.sampled_from([1000, 7000, 1 << 16]),
+    source=st.sampled_from(["NEEDLE", r"\xff", r"e\x00?\xff", r"e[^x]+n", r"\x0a", "^needle", r"\bneedle"]),
+)
+@settings(max_examples=150, deadline=None)
+def test_the_first_match_in_each_step_of_bytes_is_found(
+    data: bytes, step_bytes: int, chunk_bytes: int, source: str
+) -> None:
+    expected, at = [], 0
+    plain = re.compile(source.encode(), re.IGNORECASE | re.MULTILINE)
+    while at < len(data) and (found := plain.search(data, at)):
+        expected.append(range(*found.span()))
+        at = found.start() + step_bytes - found.start() % step_bytes
+    for pattern in (compile_pattern(source, for_bytes=True), compile_pattern(source + LARGE, for_bytes=True)):
+        assert not pattern.is_literal
+        scan = ByteScan(pattern, step_bytes=step_bytes)
+        assert list(scan.matches(chunked(data, chunk_bytes))) == expected
+        scan.check_integrity()
+        assert scan.reached >= len(data)
+
+
+def test_a_scan_of_bytes_that_was_stopped_goes_on_where_it_says() -> None:
+    data = (b"\0" * 20 + b"needle\xff") * 500
+    looks = iter(range(1000))
+    scan = ByteScan(compile_pattern("needle", for_bytes=True), step_bytes=16, is_stopped=lambda: next(looks) >= 10)
+    first = list(scan.matches(chunked(data)))
+    assert (len(first), scan.was_stopped) == (10, True)
+    rest = ByteScan(compile_pattern("needle", for_bytes=True), step_bytes=16).matches(iter([data[scan.reached :]]))
+    assert len(first) + len(list(rest)) == 500

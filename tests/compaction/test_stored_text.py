@@ -60,6 +60,7 @@ def test_any_line_is_read_from_any_place_in_it(
         assert text.ends_with_newline == (not lines[-1])
         assert b"".join(text.chunks()) == whole
         line = lines[from_line - 1] if from_line <= len(lines) else b""
+        assert b"".join(text.raw(skip_bytes)) == data[skip_bytes:]
         rest = b"\n".join([line[min(skip_bytes, len(line)) :], *lines[from_line:]])
         assert b"".join(text.chunks(from_line=from_line, skip_bytes=skip_bytes)) == rest
 
@@ -109,7 +110,11 @@ def test_invalid_bytes_are_kept_in_text_with_its_lines_right(store: ArtifactStor
         (b"text\0text", True),
         (b"x" * BLOCK_BYTES + b"\0", False),  # only the head is looked at
         (b"x" * (BLOCK_BYTES - 1) + "é".encode(), False),  # cut within a character
-        (random.Random(1).randbytes(5000).replace(b"\0", b"\1"), True),
+        (bytes(range(1, 32)) * 50, True),
+        (random.Random(1).randbytes(5000).replace(b"\0", b"\1"), False),  # as text in some encoding may look
+        ("Привет, мир\n".encode("cp1251") * 50, False),
+        ("日本語のテキスト".encode("shift_jis") * 50, False),
+        ("中文文本".encode("gb18030") * 50, False),
         (b"\x89PNG\r\n\x1a\n" + b"\x01\x02\x03\xff" * 200, True),
         (b"\x1b[1m" * 500, False),
     ],
@@ -118,6 +123,7 @@ def test_binary_is_told_by_the_head(store: ArtifactStore, data: bytes, is_binary
     with store.open_text(store.put(data)) as text:
         assert text.is_binary == is_binary
         assert b"".join(text.chunks()) == decoded(data, text.encoding)  # it can be read all the same
+        assert b"".join(text.raw()) == data
 
 
 def test_a_read_touches_only_the_blocks_that_it_needs(store: ArtifactStore) -> None:

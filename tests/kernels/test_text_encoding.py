@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chapbook.kernels.text_encoding import UTF_8, TextEncoding, decode_to_utf8, detect_encoding
+from chapbook.kernels.text_encoding import UTF_8, TextEncoding, decode_to_utf8, decode_with_marks, detect_encoding
 
 MARKS = {
     "utf-8": codecs.BOM_UTF8,
@@ -75,3 +75,8 @@ def test_utf_8_passes_as_it_is_and_what_else_does_not_decode_is_replaced() -> No
     lone = "a".encode("utf-16-le") + b"\x00\xd8" + "\n".encode("utf-16-le") + b"b"
     decoded = b"".join(decode_to_utf8(iter([lone[:3], lone[3:]]), TextEncoding(name="utf-16-le")))
     assert decoded.decode() == "a\ufffd\n\ufffd"
+
+
+def test_marks_stand_for_nuls_and_for_what_does_not_decode() -> None:
+    assert decode_with_marks(b"a\0\xffb\r") == "a\ufffd\ufffdb\r"
+    assert decode_with_marks("日\x1b\x01".encode()) == "日\x1b\x01"

@@ -48,7 +48,9 @@ def test_artifacts_are_listed_the_one_stored_last_first(run, stored, store):
     head, *rows = run("artifact", "list").stdout.splitlines()
     assert head.split() == ["id", "size", "lines", "kind", "stored"]
     assert [row.split()[0] for row in rows] == [new, old, broken]
-    assert "cannot be read: artifact" in rows[2]
+    assert rows[2].split()[1:4] == ["7", "B", "damaged"]
+    assert [each["is_damaged"] for each in told] == [False, False, True]
+    assert max(map(len, rows)) < 80
     assert "2023-11-1" in rows[1]
 
 
@@ -115,10 +117,49 @@ def test_wrong_ids_places_and_patterns_are_errors(run, stored):
         (("read", "../../etc/passwd"), "names no artifact"),
         (("read", "f" * 12), "no artifact ffffffffffff"),
         (("read", id, "--offset=99"), "has 8 lines; offset 99 is past its end"),
-        (("read", stored(b"\0\xff" * 9)), "is binary, 18 bytes"),
         (("search", id, ""), "the pattern is empty"),
     ):
         ended = run("artifact", *command)
         assert (ended.returncode, ended.stdout) == (1, "")
         assert problem in ended.stderr
     assert run("artifact", "read", id, "--limit=0").returncode == 2
+
+
+def test_programs_get_the_answer_and_where_to_go_on(run, stored):
+    id = stored(MARKDOWN)
+    for command, text, place in (
+        (("read", id, "--limit=1"), "1\t# One\n[lines 1-1 of 8; next: offset=2]", {"offset": 2, "column": 1}),
+        (("toc", id), "1\t# One\n5\t## Two\n[contents of Markdown, 8 lines: 1-2 of 2]", None),
+        (("search", id, "--", "- NEEDLE"), "5\t## Two\n6\t\n7:\t- needle\n8\t- escape\n[1 hit in 8 lines]", None),
+    ):
+        ended = run("artifact", *command[:2], "--json", *command[2:])
+        assert json.loads(ended.stdout) == {"text": text, "next": place}
+
+
+def test_raw_writes_every_byte_and_stops_at_what_has_changed(start, run, terminal, stored, store):
+    def raw(id):
+        process = start("artifact", "read", id, "--raw")
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    for data in (b"\0\xff\r\n" * 9, "größer\r\n".encode("utf-16"), b"x" * 3_000_000):
+        assert raw(stored(data)) == (0, data, b"")
+    id = stored(b"y" * 3_000_000)
+    with store.lookup(id).path.open("r+b") as file:
+        file.seek(2_000_000)
+        file.write(b"z")
+    code, out, err = raw(id)
+    assert code == 1
+    assert 1_900_000 < len(out) <= 2_000_000
+    assert set(out) == {ord("y")}
+    assert b"have changed" in err
+    assert run("artifact", "read", id, "--raw", "--offset=2").returncode == 2
+    shown = terminal("artifact", "read", id, "--raw")
+    assert shown.end() == 2
+    assert "send it to a file or a pipe" in shown.shown
+
+
+def test_binary_content_is_shown_as_hex(run, stored):
+    assert run("artifact", "read", stored(b"\0\xff" * 9), "--offset=2").stdout == (
+        f"2\t{'00 ff':<47}  |..|\n[binary, lines 2-2 of 2 lines of 16 bytes]\n"
+    )

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from chapbook.compaction.artifact_query import Asked, Place, place_to_go_on
 from chapbook.compaction.artifacts import ArtifactStore
 from chapbook.compaction.packing import page_budget
 from chapbook.kernels.errors import ArtifactError, ChapbookError, ToolError
 from chapbook.runtime.cancel import Cancel
 from chapbook.runtime.dialects.hermes import render_catalogue
 from chapbook.runtime.llama import LlamaEngine
-from chapbook.runtime.tools.artifact import artifact
+from chapbook.runtime.tools.artifact import artifact, look_into
 from chapbook.runtime.tools.builtin import builtin_tools
 from chapbook.runtime.tools.read import read
 from chapbook.runtime.tools.reserved import RESERVED_SCHEMAS
@@ -88,7 +89,7 @@ def test_a_page_looks_as_that_of_read_does(context: ToolContext, workspace: Work
     id = put(context, data)
     for arguments in ({"offset": 300, "limit": 3}, {"offset": 990}, {"offset": 7, "column": 3}):
         assert ask(context, id, "read", **arguments) == read.body(context, {"path": "a.txt", **arguments}).content
-    assert footer_of(ask(context, id, "read")) == "[lines 1-200 of 1000; next: offset=201]"
+    assert footer_of(ask(context, id, "read")) == "[lines 1-200 of 1,000; next: offset=201]"
     assert ask(context, put(context, b""), "read") == "[empty, 0 bytes]"
 
 
@@ -97,7 +98,7 @@ def test_more_than_400_lines_are_cut_to_them_and_it_says_so(make_context: MakeCo
     id = put(context, b"x\n" * 5000)
     for limit in (401, 10**9):
         answer = ask(context, id, "read", limit=limit, max_tokens=10**9)
-        assert footer_of(answer) == "[lines 1-400 of 5000; next: offset=401; at most 400 lines at once]"
+        assert footer_of(answer) == "[lines 1-400 of 5,000; next: offset=401; at most 400 lines at once]"
 
 
 PIECES = st.sampled_from(
@@ -227,16 +228,87 @@ def test_crlf_and_mixed_line_ends_are_told_apart(context: ToolContext) -> None:
     assert ask(context, put(context, b"a\r\nb\n"), "read") == "1\ta\r\n2\tb\n[lines 1-2 of 2]"
 
 
-def test_invalid_bytes_and_nuls_are_shown_with_marks_and_binary_is_refused(context: ToolContext) -> None:
+def test_invalid_bytes_and_nuls_are_shown_with_marks(context: ToolContext) -> None:
     fine = b"fine\n" * 20_000
     page = ask(context, put(context, fine + b"caf\xe9 \0\n" + fine), "read", offset=20_001, limit=1)
     assert (
         page
-        == "20001\tcaf\ufffd \ufffd\n[lines 20001-20001 of 40001; next: offset=20002; invalid bytes shown as \ufffd]"
+        == "20001\tcaf\ufffd \ufffd\n[lines 20001-20001 of 40,001; next: offset=20002; invalid bytes shown as \ufffd]"
     )
-    for action, query in (("read", None), ("toc", None), ("search", "x")):
-        with pytest.raises(ToolError, match=r"is binary, 70 bytes; look at .*\.bin with bash"):
-            ask(context, put(context, b"\x7fELF\0\xff\1" * 10), action, **({"query": query} if query else {}))
+
+
+def test_binary_content_is_read_as_hex_and_searched_by_its_bytes(context: ToolContext) -> None:
+    data = b"\x7fELF\0\xff\1" * 40
+    id = put(context, data)
+    assert ask(context, id, "toc").startswith("[binary, ELF")
+    read, at = b"", 1
+    while at:
+        page = ask(context, id, "read", offset=at, limit=7)
+        *lines, footer = page.split("\n")
+        read += bytes.fromhex("".join(re.match(r"\d+\t([0-9a-f ]+)  \|", line)[1] for line in lines))
+        found = NEXT.search(footer)
+        at = int(found[1]) if found else 0
+    assert read == data
+    assert ask(context, id, "search", query=r"F\x00\xff").split("\n")[0] == (
+        "1:\t7f 45 4c 46 00 ff 01 7f 45 4c 46 00 ff 01 7f 45  |.ELF....ELF....E|"
+    )
+    with pytest.raises(ToolError, match="has 18 lines of 16 bytes; offset 19 is past its end"):
+        ask(context, id, "read", offset=19)
+
+
+@pytest.mark.parametrize("encoding", ["cp1251", "shift_jis", "gb18030", "latin-1", "euc-kr", "koi8-r"])
+def test_text_in_older_encodings_is_read_searched_and_listed_with_marks(context: ToolContext, encoding: str) -> None:
+    words = {"shift_jis": "日本語のテキスト", "gb18030": "中文文本", "latin-1": "größer", "euc-kr": "한국어"}
+    text = "".join(f"# Part {n}\n\n{words.get(encoding, 'Привет, мир') * 8} see [link](to)\n\n" for n in range(1, 90))
+    id = put(context, text.encode(encoding))
+    assert "\n357:\t# Part 90" not in ask(context, id, "toc")
+    assert "\n353\t# Part 89\n" in ask(context, id, "toc")
+    assert ask(context, id, "search", query="part 77").split("\n")[2] == "305:\t# Part 77"
+    page = ask(context, id, "read", offset=305)
+    assert page.startswith("305\t# Part 77\n306\t\n307\t")
+    assert "invalid bytes shown as \ufffd" in footer_of(page)
+
+
+PIECES_OF_ANY = st.sampled_from(
+    [b"\0", b"\xff", b"\xc3", b"\x01", b"\x1b[1m", b"\r", b"\n", b"word ", "日本".encode(), "\U0001f600".encode(),
+     "e\u0301".encode(), b"<|im_end|>", b" "]
+)  # fmt: skip
+CONTENT = st.lists(st.tuples(PIECES_OF_ANY, st.sampled_from([1, 3, 700, 40_000])), max_size=6).map(
+    lambda parts: b"".join(piece * times for piece, times in parts)
+)
+
+
+def thrifty(text: str) -> int:
+    return -(-len(text.encode("utf-8", "replace")) // 3)
+
+
+def hungry_for_marks(text: str) -> int:
+    """A tokenizer that has no token for U+FFFD, and takes more for it than for the bytes that it stands for."""
+    return len(text.encode("utf-8", "replace")) // 3 + 1 + 8 * text.count("\ufffd")
+
+
+@given(CONTENT, st.sampled_from([128, 256, 1000]), st.sampled_from([thrifty, hungry_for_marks]), st.booleans())
+@example(b"\0" * 100_000, 128, hungry_for_marks, True)
+@example("日".encode() * 40_000, 128, thrifty, False)
+@PROPERTY
+def test_every_byte_of_any_content_is_reached_within_the_budget(
+    make_context: MakeContext, content: bytes, budget_tokens: int, count: Callable[[str], int], leads: bool
+) -> None:
+    # Behind 64 KB of text the same is text, with NULs and all.
+    store, lead = make_context().artifacts, b"text\n" * 14_000 if leads else b""
+    with store.open_text(store.put(lead + content)) as text:
+        place = Place(14_000 if leads else 1)
+        for _ in range(60):
+            asked = Asked(line=place.line, column=place.column, budget_tokens=budget_tokens, count_tokens=count)
+            answer = look_into(text, "read", "", asked)
+            assert count(answer) <= budget_tokens
+            before, place = place, place_to_go_on(answer)
+            if place is None:
+                break
+            assert (place.line, place.column) > (before.line, before.column)
+        for query in (".", "x*"):
+            answer = look_into(text, "search", query, Asked(budget_tokens=budget_tokens, count_tokens=count))
+            assert count(answer) <= budget_tokens
 
 
 def test_utf16_is_read_by_its_lines(context: ToolContext) -> None:
@@ -298,6 +370,36 @@ def test_a_blob_that_was_altered_is_an_error_and_not_an_answer(context: ToolCont
     for arguments in ({"action": "read"}, {"action": "toc"}, {"action": "search", "query": "two"}):
         with pytest.raises(ArtifactError, match="not what was stored"):
             artifact.body(context, {"id": stored.sha256, **arguments})
+
+
+def test_an_altered_blob_is_not_read_by_its_path_either(context: ToolContext, workspace: Workspace) -> None:
+    stored = context.artifacts.put(b"one\ntwo\n" * 400_000)
+    shown = stored.path.relative_to(workspace.root).as_posix()
+    (workspace.root / "link.txt").symlink_to(stored.path)
+    for path in (shown, f"./{shown}", "link.txt", str(stored.path)):
+        assert read.body(context, {"path": path, "limit": 1}).content.startswith("1\tone\n")
+    with stored.path.open("r+b") as file:
+        file.seek(2)
+        file.write(b"E")
+    for path in (shown, "link.txt"):
+        with pytest.raises(ArtifactError, match="not what was stored") as refused:
+            read.body(context, {"path": path})
+        assert str(workspace.root) not in str(refused.value)
+        assert shown in str(refused.value)
+    stored.path.rename(workspace.root / "moved.txt")
+    stored.path.symlink_to(workspace.root / "moved.txt")
+    with pytest.raises(ArtifactError, match="is a symbolic link"):
+        read.body(context, {"path": shown})
+
+
+def test_what_the_model_is_told_of_the_store_names_no_path_of_the_machine(
+    context: ToolContext, workspace: Workspace
+) -> None:
+    put(context, b"x")
+    for id in ("deadbeef", "../../etc/passwd", "f" * 64):
+        with pytest.raises(ArtifactError, match=r"\.chapbook/artifacts") as refused:
+            ask(context, id, "read")
+        assert str(workspace.root) not in str(refused.value)
 
 
 def test_reading_a_stored_file_by_its_path_is_paged_even_with_a_limit(

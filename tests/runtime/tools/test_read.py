@@ -64,20 +64,20 @@ def test_the_usual_page_stays_below_the_arrival_threshold(make_context: MakeCont
         tokens = context.count_tokens(page)
         assert arrival_tokens * 0.6 < tokens <= arrival_tokens or len(lines_of(page)) == DEFAULT_LINES
         assert f"next: offset={len(lines_of(page)) + 1}" in page
-        assert "of 4000;" in page
+        assert "of 4,000;" in page
 
 
 def test_at_most_400_lines_come_without_a_limit(make_context: MakeContext, workspace: Workspace) -> None:
     (workspace.root / "a.txt").write_text("x\n" * 5000)
     page = page_of(make_context(arrival_tokens=8000), path="a.txt")
     assert len(lines_of(page)) == 400
-    assert footer_of(page) == "[lines 1-400 of 5000; next: offset=401]"
+    assert footer_of(page) == "[lines 1-400 of 5,000; next: offset=401]"
 
 
 def test_an_explicit_limit_is_taken_at_its_word(make_context: MakeContext, workspace: Workspace) -> None:
     (workspace.root / "a.txt").write_text("some words in a line\n" * 5000)
     page = page_of(make_context(arrival_tokens=512), path="a.txt", offset=11, limit=1000)
-    assert footer_of(page) == "[lines 11-1010 of 5000; next: offset=1011]"
+    assert footer_of(page) == "[lines 11-1010 of 5,000; next: offset=1011]"
     assert len(lines_of(page)) == 1000
 
 
@@ -110,7 +110,7 @@ def test_a_line_of_a_megabyte_is_read_in_windows(context: ToolContext, workspace
     page = page_of(context, path="a.json")
     assert context.count_tokens(page) <= context.arrival_tokens
     footer = footer_of(page)
-    assert re.fullmatch(r"\[line 1, bytes 1-(\d+) of 1020003; 2 lines in all; next: offset=1, column=\d+\]", footer)
+    assert re.fullmatch(r"\[line 1, bytes 1-(\d+) of 1,020,003; 2 lines in all; next: offset=1, column=\d+\]", footer)
     end = page_of(context, path="a.json", offset=1, column=1_020_000)
     assert lines_of(end) == [",0]"] or lines_of(end) == ["5,0]"]
     assert "next: offset=2]" in end
@@ -166,6 +166,15 @@ def test_crlf_is_said_and_not_shown(context: ToolContext, workspace: Workspace) 
     assert page_of(context, path="a.txt") == "1\tone\n2\ttwo\n[lines 1-2 of 2; CRLF line ends]"
 
 
+def test_a_carriage_return_that_ends_no_line_is_shown(context: ToolContext, workspace: Workspace) -> None:
+    (workspace.root / "a.txt").write_bytes(b"one\r\n10%\r20%\r\n\r")
+    assert lines_of(page_of(context, path="a.txt")) == ["one", "10%\r20%", "\r"]
+    for column, shown in ((4, "\r20%"), (5, "20%")):
+        assert lines_of(page_of(context, path="a.txt", offset=2, column=column)) == [shown]
+    assert lines_of(page_of(context, path="a.txt", offset=3)) == ["\r"]
+    assert lines_of(page_of(context, path="a.txt", offset=2, limit=1)) == ["10%\r20%"]
+
+
 def test_an_empty_file_and_a_missing_newline_are_said(context: ToolContext, workspace: Workspace) -> None:
     (workspace.root / "empty").touch()
     (workspace.root / "open").write_text("x")
@@ -216,7 +225,7 @@ def test_a_huge_text_is_read_without_being_held(context: ToolContext, workspace:
     page = page_of(context, path="big.log", offset=1_900_000)
     grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert lines_of(page)[0].startswith("a line")
-    assert "of 2000000;" in page
+    assert "of 2,000,000;" in page
     assert grown_kb < 16 << 10
 
 
