@@ -90,11 +90,9 @@ class PlanDesk:
 
     def start(self, call_id: CallId, *, task: str, steps: Sequence[str], replace: bool) -> ToolOutput:
         """Begin a ledger, or hand back the one that is not finished. Raises ToolError by the ledger's rules."""
-        current = self._current()
-        key = self._key
-        related = (
-            Relation.SAME if current is None else relation(current, session=self.session, key=key, prompt=self._prompt)
-        )
+        current, key, related = self._current(), self._key, Relation.SAME
+        if current is not None:
+            related = relation(current, session=self.session, key=key, prompt=self._prompt)
         if self._foreign is not None and current is None:
             current, related = self._foreign, Relation.DIFFERENT
         started = start_plan(

@@ -57,7 +57,7 @@ def review_of(answer: ReviewAnswer | None) -> Reviewed:
         return Reviewed(
             verdict=None,
             feedback="",
-            text="Nobody answered: the plan is pending, which is no approval. Do nothing of it; you are still in plan mode.",
+            text="Nobody answered: the plan is pending, which is no approval. Do nothing of it; plan mode is still on.",
         )
     note = answer.note.strip()
     if answer.decision is ReviewDecision.APPROVE and not note:

@@ -286,9 +286,7 @@ class Turn:
     def _ledger_line(self) -> str:
         """Return the line that rides on the step's last result; empty without a ledger."""
         line = self.parts.desk.line(
-            round=self._rounds,
-            rounds=self.parts.limits.rounds,
-            count=lambda text: self.parts.gate.count(Shape.TOOL, text),
+            round=self._rounds, rounds=self.parts.limits.rounds, count=partial(self.parts.gate.count, Shape.TOOL)
         )
         return f"[{line}]" if line else ""
 

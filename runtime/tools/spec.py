@@ -96,7 +96,8 @@ class ToolBody(Protocol):
 class Tool:
     """A tool. `safe`: may run beside others. `writes`: changes something, so that it is asked for by default.
 
-    `in_turn`: its body runs on the turn's own thread, since it asks a person. `timeout_s` is when the runtime gives a body up; one that has a limit of its own declares a longer one here.
+    `in_turn`: its body runs on the turn's own thread, since it asks a person. `timeout_s` is when the runtime gives a
+    body up; one that has a limit of its own declares a longer one here.
     """
 
     schema: ToolSchema
