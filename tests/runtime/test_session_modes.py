@@ -75,7 +75,8 @@ def test_what_a_mode_does_not_allow_is_neither_offered_nor_run_whatever_policies
         session.set_mode("plan")
         list(session.send("go"))
         made.check(session)
-        assert {tool.schema.name for tool in session.offered_tools()} == {"read", "search", "list"}
+        plans = {"plan_start", "plan_step", "plan_status", "exit_plan_mode"}
+        assert {tool.schema.name for tool in session.offered_tools()} == {"read", "search", "list", *plans}
         results = [event for event in events_of(session) if isinstance(event, ToolResult)]
         assert [result.is_error for result in results] == [True, True, False]
         assert "mode plan does not allow write" in results[0].content
