@@ -33,13 +33,13 @@ def compare_with_captured(
     before, by the session or `elsewhere`, which holds what was decoded for each other sequence.
     """
     captured = _without_repeats(captured)
-    known = (moment.agreed for batches in elsewhere for moment in _moments(rebuilt.window, batches, known=0))
-    moments = _moments(rebuilt.window, captured, known=max(known, default=0))
+    under = [_all_moments(window, captured, elsewhere) for window in rebuilt.windows]
     problems: list[CheckProblem] = []
     now = 0
     for request in rebuilt.requests:
         if request.reply is None:
             continue
+        moments = under[request.prefix]
         wanted, end = request.tokens.size, request.tokens.size + request.reply.size
         ready = [index for index in range(now, len(moments)) if moments[index].is_head(wanted)]
         reached = [_follow(moments, captured, index, end) for index in ready]
@@ -52,6 +52,13 @@ def compare_with_captured(
         else:
             problems.append(_never_held(request, moments[now:]))
     return tuple(problems)
+
+
+def _all_moments(
+    window: TokenIds, captured: Sequence[DecodedBatch], elsewhere: Sequence[Sequence[DecodedBatch]]
+) -> list[_Moment]:
+    known = (moment.agreed for batches in elsewhere for moment in _moments(window, batches, known=0))
+    return _moments(window, captured, known=max(known, default=0))
 
 
 @dataclass(frozen=True, slots=True)

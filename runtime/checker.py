@@ -53,7 +53,8 @@ class CheckProblem(msgspec.Struct, frozen=True, kw_only=True):
 class RebuiltRequest:
     """A request: `tokens` at `positions`, and the `reply` that the model generated (None where none was logged).
 
-    `seq` is the step/start. `tokens` is a view of the buffer that all requests share.
+    `seq` is the step/start. `tokens` is a view of the buffer that the requests under one session prefix share;
+    `prefix` counts those, from 0.
     """
 
     seq: Seq
@@ -62,15 +63,21 @@ class RebuiltRequest:
     tokens: TokenIds
     positions: range
     reply: TokenIds | None
+    prefix: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rebuilt:
-    """Every request of a log in order, the window as the log leaves it, and what did not agree."""
+    """Every request of a log in order, the window as it was left under each session prefix, and what did not agree."""
 
     requests: tuple[RebuiltRequest, ...]
-    window: TokenIds
+    windows: tuple[TokenIds, ...]
     problems: tuple[CheckProblem, ...]
+
+    @property
+    def window(self) -> TokenIds:
+        """The window as the log leaves it."""
+        return self.windows[-1]
 
 
 def rebuild(events: Iterable[Logged], *, tokenizer: Tokenizer, stored: TokenIds) -> Rebuilt:
@@ -114,18 +121,24 @@ class _Run:
 
 @dataclass(slots=True)
 class _Asked:
-    """A step/start: the request is [0, `length`) of the buffer, [`length`, `reply_end`) its reply, if there is one."""
+    """A step/start: the request is [0, `length`) of the buffer of its session prefix, [`length`, `reply_end`) its
+    reply, if there is one."""
 
     seq: Seq
     turn: int
     step: int
     length: int
+    prefix: int
     reply_end: int | None = None
 
 
 @dataclass(slots=True)
 class _Rebuilding:
-    """The walk over the events. `cited` is how much of `stored` the spans have covered so far, in tokens."""
+    """The walk over the events. `cited` is how much of `stored` the spans have covered so far, in tokens.
+
+    `runs` make up the window of `length` tokens, the first `prefix_runs` of them the session prefix; `windows` are
+    those as they were left under the prefixes before it.
+    """
 
     tokenizer: Tokenizer
     stored: TokenIds
@@ -135,6 +148,8 @@ class _Rebuilding:
     cited: int = 0
     length: int = 0
     runs: list[TokenIds] = field(default_factory=list)
+    prefix_runs: int = 0
+    windows: list[TokenIds] = field(default_factory=list)
     asked: list[_Asked] = field(default_factory=list)
     awaiting_reply: bool = False
     problems: list[CheckProblem] = field(default_factory=list)
@@ -150,9 +165,12 @@ class _Rebuilding:
             self._problem(seq, 0, composed)
             self._stored_runs(seq, spans)
             return
+        behind = self._leave_prefix() if _replaces_prefix(event) else []
         self._agree(seq, event, composed, spans)
-        if isinstance(event, RequestHeader) and event.reason is HeaderReason.INITIAL:
+        if isinstance(event, RequestHeader) and event.reason is not HeaderReason.RESUME:
             self._check_sections(seq, event.sections, composed)
+            self.prefix_runs = len(self.runs)
+            self._append(behind)
         elif isinstance(event, StepStart):
             self._take_request(seq, event)
 
@@ -162,19 +180,20 @@ class _Rebuilding:
             self._problem(seq, 0, f"tokens.i32 goes on after the last span: {extra} tokens that no event cites")
 
     def result(self) -> Rebuilt:
-        window = concat_tokens(self.runs)
+        windows = (*self.windows, concat_tokens(self.runs))
         requests = tuple(
             RebuiltRequest(
                 seq=asked.seq,
                 turn=asked.turn,
                 step=asked.step,
-                tokens=window[: asked.length],
+                tokens=windows[asked.prefix][: asked.length],
                 positions=range(asked.length),
-                reply=None if asked.reply_end is None else window[asked.length : asked.reply_end],
+                reply=None if asked.reply_end is None else windows[asked.prefix][asked.length : asked.reply_end],
+                prefix=asked.prefix,
             )
             for asked in self.asked
         )
-        return Rebuilt(requests=requests, window=window, problems=tuple(self.problems))
+        return Rebuilt(requests=requests, windows=windows, problems=tuple(self.problems))
 
     # What an event adds
 
@@ -202,12 +221,19 @@ class _Rebuilding:
         match header.reason:
             case HeaderReason.RESUME:
                 return ()
-            case HeaderReason.CHANGE:
-                return "a change of the session prefix: this version cannot rebuild what follows it"
-        if self.chat_format is not None:
-            return "a second initial session prefix in one log"
+            case HeaderReason.CHANGE if self.chat_format is None:
+                return "a change of the session prefix before there is one"
+            case HeaderReason.INITIAL if self.chat_format is not None:
+                return "a second initial session prefix in one log"
         self.chat_format = header.chat_format
         return tuple(_Run(SegmentKind.PREFIX, self._tokenize(section.pieces)) for section in header.sections)
+
+    def _leave_prefix(self) -> list[TokenIds]:
+        """Begin a window under another session prefix; return the messages, which stand behind that one too."""
+        self.windows.append(concat_tokens(self.runs))
+        behind = self.runs[self.prefix_runs :]
+        self.runs, self.length, self.awaiting_reply = [], 0, False
+        return behind
 
     def _compose_message(
         self, shape: Shape, content: Iterable[Piece], *, result: ToolResult | None = None
@@ -290,7 +316,7 @@ class _Rebuilding:
     def _take_request(self, seq: Seq, event: StepStart) -> None:
         if event.window_tokens != self.length:
             self._problem(seq, 0, f"the request is {self.length} tokens, step/start says {event.window_tokens}")
-        self.asked.append(_Asked(seq, event.turn, event.step, self.length))
+        self.asked.append(_Asked(seq, event.turn, event.step, self.length, prefix=len(self.windows)))
         self.awaiting_reply = True
 
     def _check_sections(self, seq: Seq, sections: Sequence[PrefixSection], composed: Sequence[_Run]) -> None:
@@ -332,6 +358,10 @@ class _Rebuilding:
 
     def _problem(self, seq: Seq, token: int, message: str) -> None:
         self.problems.append(CheckProblem(seq=seq, token=token, message=message))
+
+
+def _replaces_prefix(event: Event) -> bool:
+    return isinstance(event, RequestHeader) and event.reason is HeaderReason.CHANGE
 
 
 def _what(event: Event, kind: SegmentKind) -> str:

@@ -17,6 +17,7 @@ from .events import (
     AssistantMessage,
     Author,
     Event,
+    HeaderReason,
     Notice,
     PrefixSection,
     RequestHeader,
@@ -53,6 +54,8 @@ class Composer:
         """
         content: tuple[Piece, ...] = ()
         match event:
+            case RequestHeader(reason=HeaderReason.RESUME):
+                return ()
             case RequestHeader(sections=sections):
                 return tuple(
                     Segment(SegmentKind.PREFIX, self.tokens_of(section.pieces), f"prefix: {section.name}")
@@ -117,8 +120,6 @@ def compose_sections(pieces: Sequence[PrefixPiece], composer: Composer) -> tuple
 def place_after(place: Place, event: Event) -> Place:
     """Return where the conversation stands after an event that is in the log already."""
     match event:
-        case RequestHeader(spans=spans):
-            return Place() if spans else place
         case UserMessage() | Notice():
             return Place(shape=Shape.USER)
         case StepStart() | AssistantMessage():

@@ -73,16 +73,23 @@ class PrefixSection(msgspec.Struct, frozen=True, kw_only=True):
     xxh3: str
 
 
+class DriftKind(enum.StrEnum):
+    ADDED = "added"
+    REMOVED = "removed"
+    CHANGED = "changed"
+
+
 class SectionDrift(msgspec.Struct, frozen=True, kw_only=True):
-    """A section that would be composed otherwise now. 0 tokens: it is not there."""
+    """A section that would be composed otherwise now, with its tokens then and now."""
 
     name: str
-    recorded_tokens: int
-    current_tokens: int
+    before_tokens: int
+    after_tokens: int
+    kind: DriftKind
 
 
 class BreakReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An undeclared break: the first token of the last request that this one does not repeat."""
+    """A break: the first token of the last request that this one does not repeat, and what stands there now."""
 
     section: str
     token: int
@@ -92,7 +99,8 @@ class StepUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The account of one step, in tokens and seconds.
 
     `bound` comes from the log alone: the request's length less the longest prefix that it shares with any earlier
-    request and its reply. `reason` says why more was evaluated, and is empty where evaluated equals it.
+    request and its reply. `reason` says why more was evaluated, and is empty where evaluated equals it. A
+    `declared_break` is where the session prefix was replaced since the last request.
     """
 
     window: int
@@ -104,6 +112,7 @@ class StepUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     source: str = ""
     reason: str = ""
     undeclared_break: BreakReport | None = None
+    declared_break: BreakReport | None = None
     ttft_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
@@ -126,7 +135,11 @@ class SessionStart(msgspec.Struct, frozen=True, kw_only=True, tag="session/start
 
 
 class RequestHeader(msgspec.Struct, frozen=True, kw_only=True, tag="request/header"):
-    """The session prefix. With RESUME it adds no tokens: it records what drifted since the one in force."""
+    """The session prefix, and which sections drifted from the one in force before.
+
+    With CHANGE it takes that one's place in the window. With RESUME it adds no tokens and is not in force: it is what
+    would be composed now.
+    """
 
     reason: HeaderReason
     dialect: str

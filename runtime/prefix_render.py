@@ -89,16 +89,20 @@ def _chatml_pieces(sections: Sequence[PrefixText]) -> Iterator[PrefixPiece]:
 
 
 def _system_pieces(sections: Sequence[PrefixText], form: ContentForm, *, folded: bool) -> list[PrefixPiece]:
-    """Return the system text as the template would have written it, joined with what follows it where folded."""
+    """Return the system text as the template would have written it, joined with what follows it where folded.
+
+    What joins two sections belongs to the second, so that one that comes or goes leaves those before it as they were.
+    Where folded each section ends with it, since the user's own text follows.
+    """
     texts = [section.text for section in sections]
     if form.trimmed and texts:
         texts[0] = texts[0].lstrip()
         texts[-1] = texts[-1] if folded else texts[-1].rstrip()
-    joints = [_JOINT] * (len(texts) if folded else len(texts) - 1) + [""]
+    joined = [text + _JOINT for text in texts] if folded else [*texts[:1], *(_JOINT + text for text in texts[1:])]
     inner = ContentForm(json_encoded=form.json_encoded)
     return [
-        PrefixPiece(section=section.section, text=inner.apply(text + joint), markup=False)
-        for section, text, joint in zip(sections, texts, joints, strict=False)
+        PrefixPiece(section=section.section, text=inner.apply(text), markup=False)
+        for section, text in zip(sections, joined, strict=True)
     ]
 
 

@@ -52,6 +52,9 @@ NOT_MEASURED = "not measured: the session was interrupted within this step"
 MODE_PRODUCER = "mode"
 """The producer of notices whose form is the mode that they tell of."""
 
+PREFIX_PRODUCER = "prefix"
+"""The producer of notices that tell of what drifted in the session prefix."""
+
 MOST_NAMED_HASHES = 16
 _HASH = re.compile(r"\b[0-9a-f]{12,64}\b")
 
@@ -93,8 +96,9 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 class SessionState(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a session after its event `seq` (None: after none).
 
-    `header` is the session prefix in force. `turn` is the turn in progress, `rounds` its steps so far, `last_turn`
-    the number of the last one that started. `unfinished` are calls without a result, in call order.
+    `header` is the session prefix in force, `composed_header` what would be composed instead as far as that is known,
+    `told_header` the one of those that the model was last told of. `turn` is the turn in progress, `rounds` its steps
+    so far, `last_turn` the number of the last one that started. `unfinished` are calls without a result, in call order.
     `files_uncertain` were being written by a call whose outcome is not known. `artifacts` are the hashes of the
     blobs whose stubs are in the log, `named_hashes` the last words in a person's messages that may name others.
     `mode` is in force, `told_mode` is what the model was last told of. `ledger` is what this session did to the plan;
@@ -105,6 +109,8 @@ class SessionState(msgspec.Struct, frozen=True, kw_only=True):
     time: float = 0.0
     start: SessionStart | None = None
     header: RequestHeader | None = None
+    composed_header: RequestHeader | None = None
+    told_header: RequestHeader | None = None
     turn: TurnStart | None = None
     rounds: int = 0
     last_turn: int = 0
@@ -206,7 +212,9 @@ def _on_session_start(_state: SessionState, event: SessionStart) -> _Changes:
 
 def _on_header(state: SessionState, event: RequestHeader) -> _Changes:
     # With RESUME it says what drifted; the recorded prefix stays in force.
-    return {} if event.reason is HeaderReason.RESUME and state.header is not None else {"header": event}
+    if event.reason is HeaderReason.RESUME and state.header is not None:
+        return {"composed_header": event}
+    return {"header": event, "composed_header": None, "told_header": None}
 
 
 def _on_turn_start(state: SessionState, event: TurnStart) -> _Changes:
@@ -255,6 +263,8 @@ def _on_notice(state: SessionState, event: Notice) -> _Changes:
     changes: _Changes = {"artifacts": _with_artifact(state, event.artifact)}
     if event.producer == MODE_PRODUCER:
         changes["told_mode"] = event.form
+    if event.producer == PREFIX_PRODUCER:
+        changes["told_header"] = state.composed_header
     return changes
 
 

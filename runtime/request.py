@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
+import msgspec
+
 from ..compaction.budget import Budgets
 from ..kernels.errors import NoRoom
 from ..kernels.tokens import NO_TOKENS, TokenIds
@@ -22,7 +24,7 @@ from .engine import (
     SequenceId,
     SyncReport,
 )
-from .events import BreakReport, StepUsage
+from .events import StepUsage
 from .reply_stream import ReplyStream
 from .stream import NoticeGiven, PrefillProgressed, ReasoningDelta, StepStarted, StreamEvent, TextDelta
 from .transcript import Transcript
@@ -107,10 +109,11 @@ class Requester:
     def request(self, asked: Asked) -> Generator[StreamEvent, None, ModelReply]:
         """Make one request; yields what a person may see as it comes. `check_room` comes first."""
         transcript = self._transcript
-        repeated = transcript.evaluated
+        to_repeat, replaced = transcript.to_repeat, transcript.replaced
         transcript.open_reply(step=asked.step, continues=asked.continues, tool_choice=asked.tool_choice)
         request, points = transcript.window.tokens(), transcript.window.points()
-        broken = transcript.window.broken_from(repeated)
+        broken = transcript.window.broken_from(to_repeat)
+        declared = transcript.window.broken_from(replaced)
         bound = self._bound.bound(request)
         yield StepStarted(turn=transcript.turn, step=asked.step, window_tokens=len(request))
         started_s = self._clock()
@@ -125,7 +128,8 @@ class Requester:
         def settle(report: GenerationReport | None) -> StepUsage:
             if report is not None:
                 self._bound.add(request, reply=report.tokens)
-            return self._usage(len(request), sync=sync, report=report, bound=bound, broken=broken)
+            usage = self._usage(len(request), sync=sync, report=report, bound=bound)
+            return msgspec.structs.replace(usage, undeclared_break=broken, declared_break=declared)
 
         if sync.cancelled:
             return ModelReply(report=None, text_shown="", usage=settle(None))
@@ -187,7 +191,6 @@ class Requester:
         sync: SyncReport,
         report: GenerationReport | None,
         bound: int,
-        broken: BreakReport | None,
     ) -> StepUsage:
         return StepUsage(
             window=window_tokens,
@@ -197,7 +200,6 @@ class Requester:
             bound=bound,
             source=sync.source,
             reason=explain_difference(sync, bound),
-            undeclared_break=broken,
             ttft_s=sync.seconds + (report.first_token_s if report else 0.0),
             prefill_s=sync.seconds,
             decode_s=report.seconds if report else 0.0,

@@ -53,6 +53,7 @@ class Session:
         workspace: str | Path,
         store: str | Path | None = None,
         resume: str | None = None,
+        recompose: bool = False,
         settings: SessionSettings | None = None,
         host: SessionHost | None = None,
     ) -> Session:
@@ -61,12 +62,19 @@ class Session:
         The store defaults to ``.chapbook`` in the workspace. Raises WorkspaceError, ContextTooSmall with the numbers,
         TemplateRefused, SessionNotFound, LogLocked with the holder, LogDamaged, ModelError where the session was made
         with another model.
+
+        A resume composes the session prefix again. The recorded one stays in force, and the model is told what would
+        be different now; with `recompose` the new one takes its place, and what stands behind it is evaluated again.
+        That is refused, before anything is written, with NoRoom where the messages do not fit behind it.
         """
+        if recompose and resume is None:
+            raise UsageError("recompose is for a session that is resumed: a new one has the prefix as it is now")
         assembled = assemble(
             engine,
             workspace=Path(workspace),
             store_folder=None if store is None else Path(store),
             resume=resume,
+            recompose=recompose,
             settings=settings or SessionSettings(),
             host=host or SessionHost(),
             make_session=cls,

@@ -13,7 +13,6 @@ from typing import TypeAlias
 
 import msgspec
 
-from ..compaction.artifacts import ArtifactRef
 from ..compaction.budget import Budgets
 from ..compaction.ledger_file import LedgerFile
 from ..kernels.errors import ModelError, SessionNotFound
@@ -21,9 +20,9 @@ from ..kernels.tokens import NO_TOKENS, TokenIds
 from .bound import BoundAccount
 from .chat_format import Shape
 from .composition import Composer
-from .dialects import choose_dialect, dialect_named
+from .dialects import dialect_named
 from .engine import Engine, EngineInfo, Sampling, SequenceId
-from .events import HeaderReason, Logged, PrefixSection, RequestHeader, SessionId, SessionStart
+from .events import Logged, PrefixSection, RequestHeader, SessionId, SessionStart
 from .gate import Gate
 from .git_ignore import IgnoreReport
 from .hooks import Hooks
@@ -33,10 +32,12 @@ from .modes import DEFAULT_MODE, Mode, Modes, PendingMode
 from .offers import Offers
 from .plan_desk import PlanDesk
 from .plan_review import Reviewer
+from .prefix_source import PrefixSource
+from .prefix_watch import PrefixWatch
 from .projection import Recovery, project
 from .request import OnPrefill, Requester
 from .session_log import OpenReport, SessionLog
-from .session_prefix import SYSTEM_TEXT, PrefixInputs, compose_prefix, read_instructions, require_room
+from .session_prefix import SYSTEM_TEXT, require_room
 from .store import Store, make_session_id
 from .stream import PrefillProgressed
 from .subagent import ChildSession, OnSubagent, OpenChild, Parent, Subagents, depth_refusal
@@ -49,7 +50,6 @@ from .tools.spec import ARTIFACT_TOOL, Policy, Tool
 from .tools.task import task as task_tool
 from .tools.workspace import Workspace
 from .transcript import Transcript
-from .transitions import learn_chat_format
 from .turn import TurnLimits, TurnParts
 
 
@@ -150,6 +150,7 @@ class _World:
     store: Store
     workspace: Workspace
     catalogue: Catalogue
+    prefix: PrefixSource
     settings: SessionSettings
     host: SessionHost
     make_session: MakeSession
@@ -161,6 +162,7 @@ def assemble(
     workspace: Path,
     store_folder: Path | None,
     resume: str | None,
+    recompose: bool,
     settings: SessionSettings,
     host: SessionHost,
     make_session: MakeSession,
@@ -175,24 +177,32 @@ def assemble(
         store = Store.in_workspace(workspace)
     else:
         store = Store(store_folder.absolute(), workspace=workspace)
+    contained = Workspace(workspace, store.folder)
+    tools = builtin_tools() if host.tools is None else with_artifact(host.tools)
+    catalogue = Catalogue([*tools, *optional_tools(subagents=settings.subagents)])
     world = _World(
         engine=engine,
         store=store,
-        workspace=Workspace(workspace, store.folder),
-        catalogue=Catalogue(
-            [
-                *(builtin_tools() if host.tools is None else with_artifact(host.tools)),
-                *optional_tools(subagents=settings.subagents),
-            ]
+        workspace=contained,
+        catalogue=catalogue,
+        prefix=PrefixSource(
+            engine=engine,
+            workspace=contained,
+            catalogue=catalogue,
+            system=settings.system,
+            instructions=settings.instructions,
+            template=None if settings.template == "chatml" else engine.info.chat_template,
+            dialect=settings.dialect,
+            cache_folder=host.cache_folder,
         ),
         settings=settings,
         host=host,
         make_session=make_session,
     )
-    return _assemble(world, resume=resume, parent=None)
+    return _assemble(world, resume=resume, recompose=recompose, parent=None)
 
 
-def _assemble(world: _World, *, resume: str | None, parent: Parent | None) -> Assembled:
+def _assemble(world: _World, *, resume: str | None, recompose: bool, parent: Parent | None) -> Assembled:
     engine, store = world.engine, world.store
     ToolPolicies(world.settings.policies).check_names(world.catalogue)
     check_usable(world.settings.usable_tools, world.catalogue)
@@ -200,23 +210,23 @@ def _assemble(world: _World, *, resume: str | None, parent: Parent | None) -> As
     first_mode = modes.named(world.settings.mode)
     fresh = None
     if resume is None:
-        fresh = compose_header(world) if parent is None else parent.header_for_child()
+        fresh = _header_of_new_session(world) if parent is None else parent.header_for_child()
     sequence, opened = engine.open_sequence(), None
     try:
         opened = _open_log(world, resume)
         header = fresh or _recorded_header(opened, engine.info)
         transcript = Transcript(opened.log, Composer(engine, header.chat_format))
+        watch = PrefixWatch(source=world.prefix, transcript=transcript)
         resumed = None
         if fresh is not None:
             transcript.begin(_session_start(opened.id, world, header, parent), header)
             if first_mode != DEFAULT_MODE:
                 transcript.set_mode(first_mode)
         else:
-            transcript.restore(opened.events, opened.tokens)
-            rescued = rescue_captures(store.session_folder(opened.id), store.artifacts)
-            resumed = Resumed(report=opened.report or OpenReport(events=0), recovery=transcript.recover(rescued))
+            resumed = _resume(world, opened, transcript, watch, recompose=recompose)
+            header = transcript.state.header or header
         subagents = _subagents(world, header, transcript, modes)
-        parts = _parts(world, header, transcript, subagents, modes, session=opened.id, sequence=sequence)
+        parts = _parts(world, header, transcript, subagents, modes, watch=watch, session=opened.id, sequence=sequence)
     except BaseException:
         engine.drop(sequence)
         if opened is not None:
@@ -236,35 +246,12 @@ def _assemble(world: _World, *, resume: str | None, parent: Parent | None) -> As
     )
 
 
-def compose_header(world: _World) -> RequestHeader:
+def _header_of_new_session(world: _World) -> RequestHeader:
     """Compose the session prefix. Raises ContextTooSmall where the window has no room behind it."""
-    info, settings = world.engine.info, world.settings
-    template = None if settings.template == "chatml" else info.chat_template
-    dialect = dialect_named(settings.dialect) if settings.dialect else choose_dialect(template).dialect
-    chat_format = learn_chat_format(
-        template, bos_text=info.bos_text, eos_text=info.eos_text, cache_folder=world.host.cache_folder
-    )
-    inputs = PrefixInputs(
-        system=settings.system,
-        instructions=read_instructions(world.workspace, settings.instructions),
-        tools=world.catalogue.schemas(),
-    )
-    sections = compose_prefix(
-        inputs,
-        template=template,
-        composer=Composer(world.engine, chat_format),
-        info=info,
-        cache_folder=world.host.cache_folder,
-    )
-    budgets = _budgets(world, sections)
-    require_room(info.n_ctx, prefix=sections, smallest_tokens=budgets.smallest_window_tokens)
-    return RequestHeader(
-        reason=HeaderReason.INITIAL,
-        dialect=dialect.name,
-        chat_format=chat_format,
-        sections=sections,
-        tools=world.catalogue.names,
-    )
+    header = world.prefix.compose(world.prefix.read())
+    budgets = _budgets(world, header.sections)
+    require_room(budgets.n_ctx, prefix=header.sections, smallest_tokens=budgets.smallest_window_tokens)
+    return header
 
 
 def _open_log(world: _World, resume: str | None) -> _Opened:
@@ -293,6 +280,18 @@ def _recorded_header(opened: _Opened, info: EngineInfo) -> RequestHeader:
             f"are that model's; this is {info.model_name}. Resume it with that model, or start a new session."
         )
     return state.header
+
+
+def _resume(world: _World, opened: _Opened, transcript: Transcript, watch: PrefixWatch, *, recompose: bool) -> Resumed:
+    """Bring a session that was read to rest, and record what of its prefix drifted, or adopt it as it is now."""
+    transcript.restore(opened.events, opened.tokens)
+    adopted = watch.adoptable(lambda header: _budgets(world, header.sections)) if recompose else None
+    rescued = rescue_captures(world.store.session_folder(opened.id), world.store.artifacts)
+    recovery = transcript.recover(rescued)
+    if adopted is not None:
+        watch.adopt(adopted)
+    watch.look()
+    return Resumed(report=opened.report or OpenReport(events=0), recovery=recovery)
 
 
 def _session_start(session: SessionId, world: _World, header: RequestHeader, parent: Parent | None) -> SessionStart:
@@ -345,7 +344,7 @@ def _child_opener(world: _World, parent: Parent, *, mode: Callable[[], Mode | No
             allowed = tuple(name for name in tools or world.catalogue.names if in_force.allows(name))
             settings = msgspec.structs.replace(settings, usable_tools=allowed, mode=in_force.name)
         child = replace(world, settings=settings, host=replace(world.host, on_prefill=on_prefill))
-        return world.make_session(world.engine, _assemble(child, resume=None, parent=parent))
+        return world.make_session(world.engine, _assemble(child, resume=None, recompose=False, parent=parent))
 
     return open_child
 
@@ -357,6 +356,7 @@ def _parts(
     subagents: Subagents,
     modes: Modes,
     *,
+    watch: PrefixWatch,
     session: SessionId,
     sequence: SequenceId,
 ) -> TurnParts:
@@ -382,8 +382,8 @@ def _parts(
         review=host.review_plan,
     )
     bound = BoundAccount(store.token_files(fingerprint=engine.info.fingerprint, besides=session))
-    if len(transcript.evaluated):
-        bound.add(transcript.evaluated, reply=NO_TOKENS)
+    for run in transcript.evaluated:
+        bound.add(run, reply=NO_TOKENS)
     requester = Requester(
         engine=engine,
         sequence=sequence,
@@ -414,7 +414,7 @@ def _parts(
     gate = Gate(
         store=artifacts,
         count=count_as,
-        shown_path=lambda ref: _shown_path(world.workspace, ref),
+        shown_path=lambda ref: world.workspace.shown(ref.path),
         arrival_tokens=budgets.arrival_tokens,
         queryable=_may_look_into_artifacts(world),
     )
@@ -432,6 +432,7 @@ def _parts(
         modes=modes,
         pending_mode=pending_mode,
         desk=desk,
+        prefix=watch,
     )
 
 
@@ -447,9 +448,3 @@ def _may_look_into_artifacts(world: _World) -> bool:
     tool = world.catalogue.get(ARTIFACT_TOOL)
     policy = Policy.DENY if tool is None else ToolPolicies(world.settings.policies).policy_of(tool)
     return policy is Policy.ALLOW or (policy is Policy.ASK and world.host.ask is not None)
-
-
-def _shown_path(workspace: Workspace, ref: ArtifactRef) -> str:
-    """Return how a tool names a stored blob: relative where the store lies in the workspace."""
-    real = ref.path.resolve()
-    return real.relative_to(workspace.root).as_posix() if real.is_relative_to(workspace.root) else str(real)

@@ -12,7 +12,7 @@ import msgspec
 
 from ..compaction.artifacts import ArtifactRef
 from ..kernels.errors import LogWriteFailed
-from ..kernels.tokens import NO_TOKENS, TokenIds
+from ..kernels.tokens import NO_TOKENS, TokenIds, concat_tokens
 from .calls import CallId, LoggedCall, Piece
 from .composition import Composer, Place, place_after, source_of
 from .engine import GenerationReport
@@ -20,6 +20,7 @@ from .events import (
     AssistantMessage,
     Author,
     Event,
+    HeaderReason,
     Logged,
     ModeSet,
     ModeSetter,
@@ -53,7 +54,10 @@ class Transcript:
         self._window = Window()
         self._place = Place()
         self._state = SessionState()
-        self._evaluated: TokenIds = NO_TOKENS
+        self._to_repeat: TokenIds = NO_TOKENS
+        # What was evaluated under each session prefix: the last one under the one in force, empty before its first.
+        self._runs: list[TokenIds] = [NO_TOKENS]
+        self._replaced_tokens = 0
         self._calls_made = 0
         self._notices: list[str] = []
         # Set while a write is under way: an interrupt (Ctrl-C in the host's thread) can leave one half done.
@@ -73,9 +77,19 @@ class Transcript:
         return self._composer
 
     @property
-    def evaluated(self) -> TokenIds:
-        """The last request and its reply: what the next request must repeat."""
-        return self._evaluated
+    def to_repeat(self) -> TokenIds:
+        """What the next request must repeat: the last one and its reply, behind the session prefix in force."""
+        return self._to_repeat
+
+    @property
+    def replaced(self) -> TokenIds:
+        """The last request and its reply where the session prefix was replaced since; else empty."""
+        return NO_TOKENS if len(self._runs[-1]) or len(self._runs) == 1 else self._runs[-2]
+
+    @property
+    def evaluated(self) -> tuple[TokenIds, ...]:
+        """The last request and its reply under each session prefix that had one."""
+        return tuple(run for run in self._runs if len(run))
 
     def notices(self) -> tuple[str, ...]:
         """Return the texts of the notices that stand in the log of this session, as far as it is open."""
@@ -90,14 +104,14 @@ class Transcript:
         """Take over a log that was read: the window is made from the stored tokens, nothing is tokenised again."""
         for logged in events:
             event = logged.event
-            self._window = self._window.append(
-                # [offset, offset + length) of what is stored
-                Segment(span.kind, tokens[span.offset : span.offset + span.length], source_of(event, span.kind))
-                for span in spans_of(event)
+            self._take_in(
+                logged,
+                tuple(
+                    # [offset, offset + length) of what is stored
+                    Segment(span.kind, tokens[span.offset : span.offset + span.length], _source_of(event, index))
+                    for index, span in enumerate(spans_of(event))
+                ),
             )
-            self._take_in(logged)
-            if isinstance(event, StepStart) or (isinstance(event, AssistantMessage) and event.author is Author.MODEL):
-                self._evaluated = self._window.tokens()
         self._calls_made = self._state.last_call_number
 
     def recover(self, rescued: Mapping[CallId, ArtifactRef] | None = None) -> Recovery:
@@ -142,6 +156,10 @@ class Transcript:
         """Record a message of the runtime's own, of the user's shape."""
         self._commit(notice)
 
+    def adopt(self, header: RequestHeader) -> None:
+        """Put another session prefix into force, with the messages behind it as they are. On disk when this returns."""
+        self._commit(header, durable=True)
+
     def record(self, event: Event) -> None:
         """Record an event that adds nothing to the window."""
         self._commit(event)
@@ -172,7 +190,6 @@ class Transcript:
             tool_choice=tool_choice,
         )
         self._commit(event, durable=True)
-        self._evaluated = self._window.tokens()
 
     def reply(
         self, report: GenerationReport, *, text: str, reasoning: str = "", calls: Sequence[LoggedCall] = ()
@@ -181,7 +198,6 @@ class Transcript:
         event = AssistantMessage(text=text, reasoning=reasoning, calls=tuple(calls), finish=report.finish)
         source = source_of(event, SegmentKind.MESSAGE)
         self._commit(event, segments=(Segment(SegmentKind.MESSAGE, report.tokens, source),))
-        self._evaluated = self._window.tokens()
 
     def runtime_call(self, call: LoggedCall, pieces: Sequence[Piece]) -> None:
         """Record a call that the runtime makes for a person, spelled as the model would have spelled it."""
@@ -230,18 +246,46 @@ class Transcript:
         except LogWriteFailed:
             self._unsettled = False  # the log has taken all of it back
             raise
-        self._window = self._window.append(made)
-        self._take_in(logged)
+        self._take_in(logged, made)
         self._unsettled = False
 
-    def _take_in(self, logged: Logged) -> None:
+    def _take_in(self, logged: Logged, segments: tuple[Segment, ...]) -> None:
+        event = logged.event
+        if isinstance(event, RequestHeader) and event.reason is HeaderReason.CHANGE:
+            self._replace_prefix(event, segments)
+        else:
+            self._window = self._window.append(segments)
+        if isinstance(event, StepStart) or (isinstance(event, AssistantMessage) and event.author is Author.MODEL):
+            self._to_repeat = self._runs[-1] = self._window.tokens()
         self._place = place_after(self._place, logged.event)
         self._state = fold(self._state, logged)
         if isinstance(logged.event, Notice):
             self._notices.append(logged.event.text)
 
+    def _replace_prefix(self, header: RequestHeader, segments: tuple[Segment, ...]) -> None:
+        """Put another session prefix before the messages, whose tokens stay as they are: a declared break."""
+        length = self._window.prefix_length
+        # The old prefix is [0, before) of the window and of all that was evaluated.
+        before = self._window.start_of(length)
+        self._window = self._window.replace(0, length, segments)
+        if len(self._to_repeat):
+            self._to_repeat = concat_tokens([*(each.tokens for each in segments), self._to_repeat[before:]])
+        if len(self._runs[-1]):
+            self._runs.append(NO_TOKENS)
+        self._replaced_tokens += before
+        self._composer = Composer(self._composer.tokenizer, header.chat_format)
+
     def check_integrity(self) -> None:
         """Assert that the window is what the stored tokens say."""
         self._window.check_integrity()
         self._log.check_integrity()
-        assert self._window.token_count == self._log.token_count
+        assert self._window.token_count + self._replaced_tokens == self._log.token_count
+
+
+def _source_of(event: Event, index: int) -> str:
+    """Return the name of the segment of an event's span `index`."""
+    spans = spans_of(event)
+    if isinstance(event, RequestHeader):
+        named = [section for section in event.sections if section.tokens]
+        return f"prefix: {named[index].name}" if len(named) == len(spans) else "prefix"
+    return source_of(event, spans[index].kind)

@@ -27,6 +27,7 @@ from .mentions import Mention
 from .modes import Modes, PendingMode
 from .offers import Offers
 from .plan_desk import PlanDesk
+from .prefix_watch import PrefixWatch
 from .projection import MODE_PRODUCER
 from .request import Asked, Requester, was_cut
 from .stream import (
@@ -91,6 +92,7 @@ class TurnParts:
     modes: Modes
     pending_mode: PendingMode
     desk: PlanDesk
+    prefix: PrefixWatch
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,6 +122,7 @@ class Turn:
         try:
             yield TurnStarted(turn=number)
             yield from self._switch_mode()
+            yield from self.parts.prefix.tell(gate=self.parts.gate, left_tokens=partial(self._left_before, message))
             transcript.user(message)
             yield from self._open_plans()
             yield from self._attach()
@@ -297,6 +300,10 @@ class Turn:
             *(Notice(producer="hook", form="context", text="") for _ in range(notices)),
         ]
         return self.parts.budgets.left_tokens(self.parts.transcript.opened_tokens(before=framing))
+
+    def _left_before(self, message: UserMessage, notice: Notice) -> int:
+        """Return what the text of a notice may take that stands before the person's message."""
+        return self.parts.budgets.left_tokens(self.parts.transcript.opened_tokens(before=[notice, message]))
 
     def _unreadable(self, problem: CallProblem) -> CallOutcome:
         call = LoggedCall(id=self.parts.transcript.next_call_id(), name=UNREADABLE_CALL, arguments={})

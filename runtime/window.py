@@ -60,6 +60,12 @@ class Window:
         """Return this window with `segments` behind it."""
         return Window((*self.segments, *segments))
 
+    @property
+    def prefix_length(self) -> int:
+        """How many of the segments, all at the beginning, are the session prefix."""
+        kinds = [segment.kind for segment in self.segments]
+        return next((index for index, kind in enumerate(kinds) if kind is not SegmentKind.PREFIX), len(kinds))
+
     def replace(self, first: int, last: int, segments: Iterable[Segment]) -> Window:
         """Return this window with the segments [first, last) replaced: a declared replacement point."""
         if not 0 <= first <= last <= len(self.segments):
@@ -86,9 +92,10 @@ class Window:
 
     def points(self) -> SyncPoints:
         """Return where a later request may part from this one: after the session prefix, and after each message."""
-        kinds = [segment.kind for segment in self.segments]
-        prefix = next((index for index, kind in enumerate(kinds) if kind is not SegmentKind.PREFIX), len(kinds))
-        messages = [end for kind, end in zip(kinds, self._ends, strict=True) if kind is SegmentKind.MESSAGE]
+        prefix = self.prefix_length
+        messages = [
+            end for segment, end in zip(self.segments, self._ends, strict=True) if segment.kind is SegmentKind.MESSAGE
+        ]
         return SyncPoints(pinned=(self.start_of(prefix),) if prefix else (), ring=tuple(messages))
 
     def broken_from(self, earlier: TokenIds) -> BreakReport | None:

@@ -152,6 +152,7 @@ def open_session(
     place: Place,
     *,
     resume: str | None,
+    recompose: bool = False,
     ask: Ask | None,
     on_prefill: OnPrefill | None,
     on_subagent: OnSubagent | None = None,
@@ -183,7 +184,13 @@ def open_session(
         cache_folder=template_cache_folder(),
     )
     return Session.open(
-        engine, workspace=place.workspace, store=place.store.folder, resume=resume, settings=settings, host=host
+        engine,
+        workspace=place.workspace,
+        store=place.store.folder,
+        resume=resume,
+        recompose=recompose,
+        settings=settings,
+        host=host,
     )
 
 

@@ -43,6 +43,9 @@ Task = Annotated[
 ]
 OptionalTask = Annotated[str | None, typer.Argument(metavar="[TASK]", help="What to do next; without it, chat.")]
 SessionName = Annotated[str, typer.Argument(metavar="[SESSION]", help="A session's id, the start of it, or latest.")]
+Recompose = Annotated[
+    bool, typer.Option("--recompose", help="Adopt system text, tools and instructions as they are now.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One event a line, for programs.")]
 
 
@@ -64,14 +67,19 @@ def run(task: Task, as_json: AsJson = False, *, options: SessionOptions) -> int:
 
 @takes(SessionOptions)
 def resume(
-    session: SessionName = LATEST, task: OptionalTask = None, as_json: AsJson = False, *, options: SessionOptions
+    session: SessionName = LATEST,
+    task: OptionalTask = None,
+    as_json: AsJson = False,
+    recompose: Recompose = False,
+    *,
+    options: SessionOptions,
 ) -> int:
     """Go on with a session: with a task for one turn, without one as a chat."""
     if task is not None:
-        return _one_turn(_task_text(task), options, resume=session, as_json=as_json)
+        return _one_turn(_task_text(task), options, resume=session, as_json=as_json, recompose=recompose)
     if as_json:
         raise UsageError("--json is for one turn: name the session and give a task")
-    return _chat(options, resume=session)
+    return _chat(options, resume=session, recompose=recompose)
 
 
 @takes(SessionOptions)
@@ -80,19 +88,19 @@ def chat(*, options: SessionOptions) -> int:
     return _chat(options, resume=None)
 
 
-def _one_turn(task: str, options: SessionOptions, *, resume: str | None, as_json: bool) -> int:
+def _one_turn(task: str, options: SessionOptions, *, resume: str | None, as_json: bool, recompose: bool = False) -> int:
     choice = parse_tool_choice(options.tool_choice)
-    with open_talk(options, resume=resume, as_json=as_json) as talk:
+    with open_talk(options, resume=resume, as_json=as_json, recompose=recompose) as talk:
         ended = talk.driver.turn(talk.session, task, choice=choice)
         talk.view.report(talk.session)
     return exit_code_of(ended)
 
 
-def _chat(options: SessionOptions, *, resume: str | None) -> int:
+def _chat(options: SessionOptions, *, resume: str | None, recompose: bool = False) -> int:
     from .chat import chat_loop  # noqa: PLC0415  brings prompt_toolkit
 
     choice = parse_tool_choice(options.tool_choice)
-    with open_talk(options, resume=resume) as talk:
+    with open_talk(options, resume=resume, recompose=recompose) as talk:
         return chat_loop(talk, choice=choice, no_color=options.no_color)
 
 
@@ -102,7 +110,9 @@ def exit_code_of(ended: TurnEnded) -> int:
 
 
 @contextlib.contextmanager
-def open_talk(options: SessionOptions, *, resume: str | None, as_json: bool = False) -> Iterator[Talk]:
+def open_talk(
+    options: SessionOptions, *, resume: str | None, as_json: bool = False, recompose: bool = False
+) -> Iterator[Talk]:
     """Open model and session while Ctrl-C is heard, say what was opened, and close both at the end."""
     view = JsonView() if as_json else HumanView(clock=time.monotonic, no_color=options.no_color)
     asking = TerminalAsk(no_color=options.no_color) if somebody_is_there() and not as_json else None
@@ -117,6 +127,7 @@ def open_talk(options: SessionOptions, *, resume: str | None, as_json: bool = Fa
                 engine,
                 place,
                 resume=resume,
+                recompose=recompose,
                 ask=driver.ask,
                 on_prefill=driver.on_prefill,
                 on_subagent=driver.on_subagent,

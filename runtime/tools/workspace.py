@@ -95,6 +95,11 @@ class Workspace:
         except (ContainmentError, OSError):
             return False
 
+    def shown(self, path: Path) -> str:
+        """Return how a tool names a file of ours: relative where it lies in the workspace."""
+        real = path.resolve()
+        return real.relative_to(self.root).as_posix() if real.is_relative_to(self.root) else str(real)
+
     @contextmanager
     def open_file(self, path: str) -> Iterator[BinaryIO]:
         """Open a regular file for reading. Raises ContainmentError, or ToolError where it is missing or unreadable."""

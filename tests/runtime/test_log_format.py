@@ -15,6 +15,7 @@ from chapbook.runtime.calls import CallId, LoggedCall, Piece
 from chapbook.runtime.chat_format import AppendKind, ChatFormat, ContentForm, Glue, GluePart, Slot
 from chapbook.runtime.events import (
     AssistantMessage,
+    DriftKind,
     HeaderReason,
     IgnoredEvent,
     Notice,
@@ -100,7 +101,7 @@ events = st.one_of(
             st.builds(PrefixSection, name=texts, pieces=pieces, tokens=st.integers(0, 99), xxh3=texts), max_size=2
         ).map(tuple),
         tools=st.lists(texts, max_size=3).map(tuple),
-        drifted=st.just((SectionDrift(name="tools", recorded_tokens=1, current_tokens=0),)),
+        drifted=st.just((SectionDrift(name="tools", before_tokens=1, after_tokens=0, kind=DriftKind.REMOVED),)),
         spans=spans,
     ),
     st.builds(TurnStart, turn=st.integers(0, 99)),
