@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, TypeAlias
 
 from ..kernels.prefix import common_prefix_length
 from ..kernels.tokens import NO_TOKENS, TOKEN_BYTES, TokenIds, concat_tokens, decode_tokens
 from .engine import SyncReport, SyncSource
+from .log_reading import replaced_prefixes
 
 READ_TOKENS = 4096
 """How much of another session is read at a time: most part ways with this one at their first message."""
@@ -28,12 +30,13 @@ class BoundAccount:
     """What requests of this session and of others were, to tell what of a new one none of them holds.
 
     `others` are the `tokens.i32` of sessions with the same model fingerprint. A session's file up to its end counts as
-    a request and its reply; what a session that stopped had appended and not yet asked about counts with it. A file
-    that is missing or cannot be read holds nothing.
+    a request and its reply; what a session that stopped had appended and not yet asked about counts with it. Where its
+    prefix was replaced, so does each prefix with the messages behind it. A file that is missing or cannot be read
+    holds nothing.
     """
 
     def __init__(self, others: Iterable[Path] = ()) -> None:
-        self._others = [_OtherSession(path) for path in others]
+        self._others = [_OtherRun(path, parts) for path in others for parts in _runs_of(path)]
         self._runs: list[TokenIds] = []
         self._last = NO_TOKENS
 
@@ -60,14 +63,34 @@ class BoundAccount:
                 assert common_prefix_length(run, other) < min(len(run), len(other))
 
 
+_Parts: TypeAlias = tuple[tuple[int, int | None], ...]
+"""Ranges [start, end) of a token file that make up a run one after another; None: to the end of the file."""
+
+
+def _runs_of(path: Path) -> list[_Parts]:
+    """Return the runs in a session's token file: one, or one for each session prefix that was in force."""
+    prefixes = replaced_prefixes(path.parent)
+    if not prefixes:
+        return [((0, None),)]
+    runs: list[_Parts] = []
+    messages: list[tuple[int, int | None]] = []
+    for index, prefix in enumerate(prefixes):
+        # Under this prefix the file grew by [end of the prefix, start of the next one), or to its end.
+        grown = (prefix.stop, prefixes[index + 1].start if index + 1 < len(prefixes) else None)
+        runs.append(((prefix.start, prefix.stop), *messages, grown))
+        messages.append(grown)
+    return runs
+
+
 @dataclass(slots=True)
-class _OtherSession:
-    """Another session's tokens, and how many of them the last request began with.
+class _OtherRun:
+    """A run of another session, and how many of its tokens the last request began with.
 
     The file is opened only as long as it is read: a store has more sessions than a process may open files.
     """
 
     path: Path
+    parts: _Parts
     shared: int = 0
     parted: bool = False
 
@@ -85,11 +108,8 @@ class _OtherSession:
             if not self.path.is_file():  # a FIFO would wait for ever
                 return 0
             with self.path.open("rb") as file:
-                file.seek(self.shared * TOKEN_BYTES)
                 while self.shared < len(request):
-                    data = file.read(READ_TOKENS * TOKEN_BYTES)
-                    # A writer may be in the middle of a token: whole ones only.
-                    run = decode_tokens(data[: len(data) // TOKEN_BYTES * TOKEN_BYTES])
+                    run = self._read(file)
                     if not len(run):
                         break
                     # [shared, shared + len(run)) of the request against what was read.
@@ -102,6 +122,21 @@ class _OtherSession:
         except OSError:
             self.shared = 0
         return self.shared
+
+    def _read(self, file: BinaryIO) -> TokenIds:
+        """Return some of the tokens that follow the first `shared` ones; none at the end."""
+        before = 0
+        for start, end in self.parts:
+            # This part holds [before, before + end - start) of the run.
+            offset = start + self.shared - before
+            if end is None or offset < end:
+                file.seek(offset * TOKEN_BYTES)
+                most = READ_TOKENS if end is None else min(READ_TOKENS, end - offset)
+                data = file.read(most * TOKEN_BYTES)
+                # A writer may be in the middle of a token: whole ones only.
+                return decode_tokens(data[: len(data) // TOKEN_BYTES * TOKEN_BYTES])
+            before += end - start
+        return NO_TOKENS
 
 
 def explain_difference(report: SyncReport, bound: int) -> str:

@@ -57,8 +57,13 @@ def compare_with_captured(
 def _all_moments(
     window: TokenIds, captured: Sequence[DecodedBatch], elsewhere: Sequence[Sequence[DecodedBatch]]
 ) -> list[_Moment]:
-    known = (moment.agreed for batches in elsewhere for moment in _moments(window, batches, known=0))
-    return _moments(window, captured, known=max(known, default=0))
+    known, before = 0, -1
+    # A sequence elsewhere may itself begin with what yet another one decoded.
+    while known > before:
+        before = known
+        agreed = (moment.agreed for batches in elsewhere for moment in _moments(window, batches, known=before))
+        known = max(agreed, default=0)
+    return _moments(window, captured, known=known)
 
 
 @dataclass(frozen=True, slots=True)

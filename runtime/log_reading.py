@@ -6,6 +6,7 @@ the event that cites them, so that what it sees is a state that the log has been
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,11 +18,15 @@ import xxhash
 
 from ..kernels.errors import LogDamaged, LogError, UnknownEvent
 from ..kernels.tokens import TOKEN_BYTES, TokenIds, decode_tokens
-from .events import Event, Logged, Span
+from .events import Event, HeaderReason, Logged, Span
 from .log_format import FIRST_CHAIN, decode_line, stated_chain
 
 LOG_NAME = "log.jsonl"
 TOKENS_NAME = "tokens.i32"
+
+# Within a text every quotation mark is escaped, so that neither stands in one.
+_HEADER_MARK = b'"type":"request/header","data":{"reason":'
+_CHANGE_MARK = _HEADER_MARK + b'"change"'
 
 
 class LogScan(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +88,15 @@ class _Line(msgspec.Struct, frozen=True):
     logged: Logged | None
     cited_tokens: int | None
     fault: LogDamaged | UnknownEvent | None
+
+
+class _HeaderData(msgspec.Struct, frozen=True):
+    reason: HeaderReason
+    spans: tuple[Span, ...] = ()
+
+
+class _HeaderLine(msgspec.Struct, frozen=True):
+    data: _HeaderData
 
 
 class _Files(msgspec.Struct, frozen=True):
@@ -155,6 +169,26 @@ def verify_log(folder: Path) -> LogVerdict:
         orphan_bytes=max(0, len(files.tokens) - cited_tokens * TOKEN_BYTES),
         problems=tuple(problems),
     )
+
+
+def replaced_prefixes(folder: Path) -> tuple[range, ...]:
+    """Return where in ``tokens.i32`` each session prefix of a session stands, in order; none where it has one alone.
+
+    The log is searched for their headers and not read or checked otherwise. One that cannot be read has none.
+    """
+    path = folder / LOG_NAME
+    try:
+        if not path.is_file() or not path.stat().st_size:  # a FIFO would wait for ever
+            return ()
+        with path.open("rb") as log, mmap.mmap(log.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if data.find(_CHANGE_MARK) < 0:
+                return ()
+            lines = [line for line in iter(data.readline, b"") if _HEADER_MARK in line]
+        headers = [msgspec.json.decode(line, type=_HeaderLine).data for line in lines]
+    except (OSError, ValueError, msgspec.MsgspecError):
+        return ()
+    spans = [header.spans for header in headers if header.spans]
+    return tuple(range(each[0].offset, each[-1].offset + each[-1].length) for each in spans)
 
 
 def spans_of(event: Event) -> tuple[Span, ...]:

@@ -63,9 +63,10 @@ def describe_drift(in_force: RequestHeader, fresh: RequestHeader, names: Collect
     ``project instructions changed, +212 tokens; tool catalogue changed, -40 tokens (gone: look)``.
     """
     drifts = {drift.name: drift for drift in header_drift(in_force, fresh)}
-    told = [_phrase(drifts[name]) if name in drifts else f"{_shown(name)} as before again" for name in names]
-    tools = _tool_names(in_force.tools, fresh.tools) if "catalogue" in names else ""
-    return "; ".join(told) + tools
+    phrases = {name: _phrase(drifts[name]) if name in drifts else f"{_shown(name)} as before again" for name in names}
+    if "catalogue" in phrases:
+        phrases["catalogue"] += _tool_names(in_force.tools, fresh.tools)
+    return "; ".join(phrases.values())
 
 
 def _by_name(sections: Sequence[PrefixSection]) -> dict[str, tuple[PrefixSection, ...]]:

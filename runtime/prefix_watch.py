@@ -14,7 +14,7 @@ from ..compaction.budget import Budgets
 from ..compaction.plans import REMINDER_LABEL
 from ..kernels.errors import ChapbookError, NoRoom
 from .chat_format import Shape
-from .events import HeaderReason, Notice, RequestHeader
+from .events import HeaderReason, Notice, RequestHeader, UserMessage
 from .gate import Admitted, Gate, Offered
 from .prefix_drift import INSTRUCTIONS, concerns_model, describe_drift, header_drift
 from .prefix_source import FileMark, PrefixSource
@@ -106,7 +106,7 @@ class PrefixWatch:
         budget = budgets(fresh)
         require_room(budget.n_ctx, prefix=fresh.sections, smallest_tokens=budget.smallest_window_tokens)
         before_tokens = sum(section.tokens for section in state.header.sections)
-        opened = self.transcript.opened_tokens(before=plan_recovery(state).results)
+        opened = self.transcript.opened_tokens(before=[*plan_recovery(state).results, UserMessage(text="")])
         _require_room_for_messages(opened - before_tokens, before_tokens=before_tokens, budget=budget)
         return replace(fresh, reason=HeaderReason.CHANGE, drifted=drifted)
 

@@ -165,3 +165,30 @@ def test_a_difference_is_explained_and_none_is_not() -> None:
 
 def test_nothing_is_below_an_empty_request() -> None:
     assert BoundAccount().bound(NO_TOKENS) == 0
+
+
+@given(st.lists(st.tuples(RUNS.filter(bool), RUNS), min_size=1, max_size=4), RUNS, RUNS)
+def test_each_prefix_of_another_session_counts_with_the_messages_behind_it(
+    tmp_path_factory: pytest.TempPathFactory,
+    stretches: list[tuple[list[int], list[int]]],
+    request: list[int],
+    more: list[int],
+) -> None:
+    folder = tmp_path_factory.mktemp("session")
+    stored: list[int] = []
+    lines, runs, messages = [], [], []
+    for index, (prefix, grown) in enumerate(stretches):
+        span = {"kind": "prefix", "offset": len(stored), "length": len(prefix), "xxh3": ""}
+        header = {"reason": "change" if index else "initial", "spans": [span]}
+        lines.append({"seq": index, "time": 0.5, "type": "request/header", "data": header, "chain": ""})
+        messages += grown
+        stored += prefix + grown
+        runs.append(prefix + messages)
+    if len(stretches) == 1:
+        runs = [stored]
+    (folder / "log.jsonl").write_bytes(b"\n".join(msgspec.json.encode(line) for line in lines))
+    account = BoundAccount([write(folder / "tokens.i32", stored)])
+    assert account.bound(token_ids(request)) == brute_force(request, runs)
+    assert account.bound(token_ids(request + more)) == brute_force(request + more, runs)
+    for run in runs:
+        assert account.bound(token_ids(run)) == 0

@@ -128,6 +128,8 @@ class Script:
 
     events: list[Logged] = field(default_factory=list)
     stored: list[int] = field(default_factory=list)
+    window: list[int] = field(default_factory=list)
+    prefix_tokens: int = 0
     owners: list[tuple[int, int, bool]] = field(default_factory=list)
     requests: list[list[int]] = field(default_factory=list)
     replies: list[list[int] | None] = field(default_factory=list)
@@ -144,6 +146,7 @@ class Script:
                 spans.append(Span(kind=run.kind, offset=offset, length=len(run.tokens), xxh3=digest))
                 self.owners.extend((len(self.events), token, run.generated) for token in range(len(run.tokens)))
                 self.stored.extend(run.tokens)
+                self.window.extend(run.tokens)
         if spans:
             event = msgspec.structs.replace(event, spans=tuple(spans))
         self.events.append(Logged(seq=Seq(len(self.events)), time=0.0, event=event))
@@ -183,6 +186,26 @@ class Script:
             tools=("read",),
         )
         self.log(header, *(Added(SegmentKind.PREFIX, run) for run in sections.values()))
+        self.prefix_tokens = len(self.window)
+
+    def change(self, system: str, *, chat_format: ChatFormat = FORMAT) -> None:
+        """Put another prefix into force: one section, in the place of those before the messages."""
+        header = self.events[1].event
+        assert isinstance(header, RequestHeader)
+        run, messages = ids(START, system, END), self.window[self.prefix_tokens :]
+        section = PrefixSection(
+            name="system",
+            pieces=(Piece("<|start|>", markup=True), Piece(system), Piece("<|end|>", markup=True)),
+            tokens=len(run),
+            xxh3=hash_tokens(token_ids(run)),
+        )
+        changed = msgspec.structs.replace(
+            header, reason=HeaderReason.CHANGE, sections=(section,), chat_format=chat_format, spans=()
+        )
+        self.window = []
+        self.log(changed, Added(SegmentKind.PREFIX, run))
+        self.prefix_tokens = len(run)
+        self.window += messages
 
     def resume(self) -> None:
         header = self.events[1].event
@@ -197,10 +220,10 @@ class Script:
 
     def step(self, *, continues: bool = False) -> None:
         before = [] if continues else glue_ids(self.shape, "reply", last=self.last)
-        window = len(self.stored) + len(before)
+        window = len(self.window) + len(before)
         event = StepStart(turn=1, step=len(self.requests), window_tokens=window, continues=continues)
         self.log(event, Added(SegmentKind.GLUE, before))
-        self.requests.append(list(self.stored))
+        self.requests.append(list(self.window))
         self.replies.append(None)
         self.shape = "reply"
 
@@ -282,7 +305,7 @@ def assert_rebuilt(script: Script, rebuilt: Rebuilt) -> None:
     replies = [None if request.reply is None else request.reply.tolist() for request in rebuilt.requests]
     assert replies == script.replies
     assert [list(request.positions) for request in rebuilt.requests] == [list(range(len(r))) for r in script.requests]
-    assert rebuilt.window.tolist() == script.stored
+    assert rebuilt.window.tolist() == script.window
 
 
 def test_a_request_is_rebuilt_as_it_was_written_by_hand() -> None:
@@ -557,13 +580,16 @@ def test_a_message_before_the_prefix_is_found() -> None:
     assert "before the session prefix" in message_of(script.check().problems, 0)
 
 
-def test_a_second_prefix_a_change_of_it_and_a_reply_onto_nothing_are_found() -> None:
-    for reason, said in ((HeaderReason.INITIAL, "second initial"), (HeaderReason.CHANGE, "a change of")):
-        script = Script()
-        script.open()
-        script.resume()
-        events = script.with_event(2, reason=reason)
-        assert said in message_of(script.check(events=events).problems, 2)
+def test_a_second_prefix_a_change_of_none_and_a_reply_onto_nothing_are_found() -> None:
+    script = Script()
+    script.open()
+    script.resume()
+    events = script.with_event(2, reason=HeaderReason.INITIAL)
+    assert "second initial" in message_of(script.check(events=events).problems, 2)
+    events = script.with_event(2, reason=HeaderReason.CHANGE)
+    assert "no span cites them" in message_of(script.check(events=events).problems, 2)
+    events = [each for each in script.with_event(2, reason=HeaderReason.CHANGE) if each.seq != 1]
+    assert "before there is one" in message_of(script.check(events=events).problems, 2)
     script = Script()
     script.open()
     script.user("hi")
@@ -587,6 +613,75 @@ def test_require_agreement_names_the_line_and_the_token(tmp_path: Path) -> None:
     with pytest.raises(ReplayMismatch, match=rf"line {RESULT_SEQ + 1}: the message of tool/result.*\.") as raised:
         require_agreement(SESSION.check(events=SESSION.with_event(RESULT_SEQ, content="x")), tmp_path)
     assert (raised.value.seq, raised.value.token, raised.value.path) == (RESULT_SEQ, 0, tmp_path)
+
+
+def a_changed_session() -> Script:
+    """Two prefixes that replace the first one, the second of them in another chat format and before any request."""
+    script = Script()
+    script.open()
+    script.user(" hi ")
+    script.step()
+    script.reply("ok")
+    script.result("c")
+    script.change("Be long.")
+    script.step()
+    script.reply("fine")
+    script.user("more")
+    script.change("Be longer.")
+    others = {**FORMAT.glues, "reply>user": glue("<|end|>!")}
+    script.change("Be of another form.", chat_format=msgspec.structs.replace(FORMAT, glues=others))
+    script.step()
+    script.reply("yes")
+    return script
+
+
+def test_requests_under_each_session_prefix_are_rebuilt_as_they_were() -> None:
+    script = a_changed_session()
+    rebuilt = script.check()
+    assert_rebuilt(script, rebuilt)
+    assert [request.prefix for request in rebuilt.requests] == [0, 1, 3]
+    assert len(rebuilt.windows) == 4
+    assert script.requests[2][: len(ids(START, "Be of another form.", END, "hi"))] == ids(
+        START, "Be of another form.", END, "hi"
+    )
+
+
+def test_glue_after_a_change_is_that_of_its_chat_format() -> None:
+    script = a_changed_session()
+    before = len(script.window)
+    script.log(UserMessage(text="x"), Added(SegmentKind.GLUE, ids(END, "!")), Added(SegmentKind.MESSAGE, ids("x")))
+    assert_rebuilt(script, script.check())
+    assert script.window[before:] == ids(END, "!x")
+
+
+def test_a_reply_across_a_change_of_the_prefix_is_found() -> None:
+    script = Script()
+    script.open()
+    script.user("hi")
+    script.step()
+    script.change("Be long.")
+    script.reply("late")
+    assert "no step asked for" in message_of(script.check().problems, 5)
+
+
+@pytest.mark.parametrize("index", range(2))
+def test_a_stored_token_of_a_changed_prefix_is_found(index: int) -> None:
+    script = a_changed_session()
+    seq = [e.seq for e in script.events if isinstance(e.event, RequestHeader) and e.event.reason == "change"][index]
+    at = script.owners.index((seq, 1, False))
+    stored = [*script.stored]
+    stored[at] += 1
+    assert message_of(script.check(stored=stored).problems, seq).startswith("the prefix of request/header, token 1")
+
+
+def test_what_was_decoded_under_each_prefix_is_held_against_its_requests() -> None:
+    script = a_changed_session()
+    rebuilt = script.check()
+    batches = decodes(script, chunk=5)
+    assert compare_with_captured(rebuilt, batches) == ()
+    # The prefix that was replaced must not stand before the second request.
+    stale = [batch for batch in batches if batch.start >= len(ids(START)) or batch is batches[0]]
+    assert compare_with_captured(rebuilt, stale[:-4]) != ()
 
 
 # What was decoded
