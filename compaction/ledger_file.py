@@ -43,6 +43,30 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: Path | None = None
 
 
+class FoundLedger(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of the store that has the name of a plan's. `ledger` is None where it is none, or cannot be read."""
+
+    path: Path
+    ledger: Ledger | None = None
+
+
+def find_ledgers(store_folder: Path) -> tuple[FoundLedger, ...]:
+    """Return the plans of all holders, and those that were set aside, by path. Nothing is moved, no link followed."""
+    paths = [*store_folder.glob(f"{Path(FILE_NAME).stem}*.json")]
+    folder = store_folder / FOLDER_NAME
+    if not folder.is_symlink():
+        paths += folder.glob("*.json")
+    found = []
+    for path in sorted(paths):
+        try:
+            with open_regular(path) as file:
+                ledger = _decoded(file.read(MOST_FILE_BYTES))
+        except OSError:
+            ledger = None
+        found.append(FoundLedger(path=path, ledger=ledger))
+    return tuple(found)
+
+
 def holder_name(holder: str) -> str:
     """Return the name that a holder's file has: letters, digits and ``._-``, 40 at most.
 

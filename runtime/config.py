@@ -1,8 +1,8 @@
 """Configuration from three layers: the user's file, the workspace's `chapbook.toml` over it, flags over both.
 
-Two kinds of key add up instead of replacing. Hooks of both files run, the user's first. Tool policies of the two files
-meet in the stricter one (deny, then ask, then allow), so that a workspace cannot loosen what the user has forbidden; a
-flag decides over both.
+Three kinds of key add up instead of replacing. Hooks of both files run, the user's first. Tool policies of the two
+files meet in the stricter one (deny, then ask, then allow), so that a workspace cannot loosen what the user has
+forbidden; a flag decides over both. Modes of all layers are there, a later one in place of an earlier of its name.
 """
 
 from __future__ import annotations
@@ -10,21 +10,23 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ..kernels.errors import ConfigError
-from .config_keys import Config, build_config, known_keys, known_sections, read_value, shown
+from ..kernels.errors import ConfigError, UsageError
+from .config_keys import Config, ModeTable, build_config, known_keys, known_sections, read_value, shown
 from .config_trust import is_trusted, needs_trust, record_trust
+from .modes import PLAN_TOOLS, Modes
 
 WORKSPACE_FILE = "chapbook.toml"
 MOST_BYTES = 1_000_000
 POLICY_KEYS = ("tools.allow", "tools.ask", "tools.deny")
 """From the loosest to the strictest."""
 HOOK_KEYS = ("hooks.before", "hooks.after")
+MODES_KEY = "modes"
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,10 +72,11 @@ class LoadedConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def check_tools(self, known: Collection[str]) -> None:
         """Refuse a tool name that no tool has: a misspelt `deny` would protect nothing. Raises ConfigError."""
-        for name in (*POLICY_KEYS, *HOOK_KEYS):
+        for name in (*POLICY_KEYS, *HOOK_KEYS, MODES_KEY):
+            reserved = PLAN_TOOLS if name == MODES_KEY else ()
             for setting in self.settings.get(name, ()):
                 for tool in _tools_named(setting):
-                    if tool not in known:
+                    if tool not in known and tool not in reserved:
                         near = _closest(tool, known)
                         hint = f"; did you mean `{near}`?" if near else f"; there are: {', '.join(sorted(known))}"
                         raise _refusal(setting, f"no tool is named {shown(tool)}{hint}", nearest=near)
@@ -105,7 +108,9 @@ def load_config(*, workspace: Path | None, user_file: Path, flags: Mapping[str, 
         if not is_trusted(file, content, user_file=user_file):
             _refuse_untrusted(settings, workspace=workspace)
         files.append(settings)
-    return _merge([*files, _flag_settings(flags)])
+    loaded = _merge([*files, _flag_settings(flags)])
+    _refuse_unknown_mode(loaded)
+    return loaded
 
 
 def trust_workspace_file(*, workspace: Path, user_file: Path) -> tuple[Setting, ...]:
@@ -201,6 +206,8 @@ def _checked(found: Mapping[str, Setting]) -> dict[str, Setting]:
         except ValueError as error:
             raise _refusal(setting, str(error)) from None
     _refuse_contradiction(checked)
+    if MODES_KEY in checked:
+        _refuse_bad_modes(checked[MODES_KEY])
     return checked
 
 
@@ -211,6 +218,23 @@ def _refuse_contradiction(settings: Mapping[str, Setting]) -> None:
         for tool in settings[name].value if name in settings else ():
             if first.setdefault(tool, name) != name:
                 raise _refusal(settings[name], f"`{tool}` is in {first[tool]} too; keep it in one")
+
+
+def _refuse_bad_modes(setting: Setting) -> None:
+    """A mode must have a name of its own, and guidance within its bound. Its tools are looked at with all others."""
+    try:
+        Modes([table.mode() for table in setting.value], known_tools=_tools_of_modes(setting.value))
+    except ConfigError as error:
+        raise _refusal(setting, str(error)) from None
+
+
+def _refuse_unknown_mode(loaded: LoadedConfig) -> None:
+    """The mode in which a session begins must be there."""
+    modes = Modes([table.mode() for table in loaded.config.modes], known_tools=_tools_of_modes(loaded.config.modes))
+    try:
+        modes.named(loaded.config.mode)
+    except UsageError as error:
+        raise _refusal(loaded.settings["mode"][-1], str(error)) from None
 
 
 def _refuse_untrusted(settings: Mapping[str, Setting], *, workspace: Path) -> None:
@@ -234,11 +258,13 @@ def _merge(layers: list[dict[str, Setting]]) -> LoadedConfig:
     settings: dict[str, tuple[Setting, ...]] = {}
     for layer in layers:
         for name, setting in layer.items():
-            adds_up = name in HOOK_KEYS or name in POLICY_KEYS
+            adds_up = name in HOOK_KEYS or name in POLICY_KEYS or name == MODES_KEY
             settings[name] = (*settings.get(name, ()), setting) if adds_up else (setting,)
     values: dict[str, Any] = {name: each[-1].value for name, each in settings.items()}
     for name in HOOK_KEYS:
         values[name] = tuple(hook for setting in settings.get(name, ()) for hook in setting.value)
+    by_name = {table.name: table for setting in settings.get(MODES_KEY, ()) for table in setting.value}
+    values[MODES_KEY] = tuple(by_name.values())
     return LoadedConfig(config=build_config({**values, **_policies(layers)}), settings=settings)
 
 
@@ -279,7 +305,13 @@ def _closest(name: str, candidates: Collection[str]) -> str:
 def _tools_named(setting: Setting) -> tuple[str, ...]:
     if setting.key in POLICY_KEYS:
         return tuple(setting.value)
+    if setting.key == MODES_KEY:
+        return _tools_of_modes(setting.value)
     return tuple(tool for hook in setting.value for tool in hook.tools)
+
+
+def _tools_of_modes(tables: Iterable[ModeTable]) -> tuple[str, ...]:
+    return tuple(tool for table in tables for tool in table.tools)
 
 
 def _syntax_message(file: Path, content: bytes, problem: str) -> str:

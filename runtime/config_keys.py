@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, inspect
 
 from .engine import Sampling
+from .modes import DEFAULT_MODE, Mode, ModeName
 from .tools.spec import Policy
 
 KvType: TypeAlias = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
@@ -83,6 +84,24 @@ class ToolsConfig(msgspec.Struct, frozen=True, kw_only=True):
         return {tool: policy for policy, tools in named for tool in tools if self.task or tool != "task"}
 
 
+class PlanConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose ledger of steps it is, where several work in one workspace; None: the workspace's own."""
+
+    holder: Text | None = None
+
+
+class ModeTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A mode: what the model is told when it comes into force, and the tools that it may call then."""
+
+    name: ToolName
+    guidance: Text
+    tools: tuple[ToolName, ...]
+
+    def mode(self) -> Mode:
+        """Return it as a session takes it."""
+        return Mode(name=ModeName(self.name), guidance=self.guidance, allowed=self.tools)
+
+
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept of evaluated tokens besides the window in use. A budget of None derives from what is free."""
 
@@ -117,12 +136,25 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     dialect: DialectName | None = None
     template: Literal["chatml"] | None = None
     arrival_tokens: Annotated[int, Meta(ge=256, le=16_777_216)] | None = None
+    mode: ToolName = DEFAULT_MODE
+    modes: tuple[ModeTable, ...] = ()
     engine: EngineConfig = EngineConfig()
     sampling: SamplingConfig = SamplingConfig()
     turn: TurnConfig = TurnConfig()
     tools: ToolsConfig = ToolsConfig()
+    plan: PlanConfig = PlanConfig()
     cache: CacheConfig = CacheConfig()
     hooks: HooksConfig = HooksConfig()
+
+    def session_modes(self) -> tuple[Mode, ...]:
+        """Return the configured modes; `task` counts only where there is that tool."""
+        modes = (table.mode() for table in self.modes)
+        if self.tools.task:
+            return tuple(modes)
+        return tuple(
+            msgspec.structs.replace(mode, allowed=tuple(tool for tool in mode.allowed if tool != "task"))
+            for mode in modes
+        )
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +165,13 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     default: Any
     optional: bool
     expected: str
+
+
+_IN_OTHER_WORDS = {
+    "instructions": "a relative path inside the workspace",
+    "mode": "the name of a mode",
+    "modes": "a list of tables with `name`, `guidance` and `tools`",
+}
 
 
 @functools.cache
@@ -157,7 +196,7 @@ def known_sections() -> frozenset[str]:
 def _key(name: str, annotation: Any, default: Any) -> Key:
     described = inspect.type_info(annotation)
     optional = isinstance(described, inspect.UnionType) and described.includes_none
-    expected = "a relative path inside the workspace" if name == "instructions" else _in_words(described)
+    expected = _IN_OTHER_WORDS.get(name) or _in_words(described)
     return Key(name=name, annotation=annotation, default=default, optional=optional, expected=expected)
 
 

@@ -1,9 +1,9 @@
 """Which settings of a workspace file take effect only after the user has read and trusted it.
 
 A repository that was cloned a minute ago brings its own `chapbook.toml`. It may set limits and sampling; it must not
-run programs, permit tools, choose where data is written, have more of it written outside the workspace, or point at a
-model file, before the user has agreed. What the user agreed to is the file's exact content at its exact path, recorded
-in the user's own folder.
+run programs, permit tools (as a mode of its own may), choose where data is written, have more of it written outside
+the workspace, or point at a model file, before the user has agreed. What the user agreed to is the file's exact content
+at its exact path, recorded in the user's own folder.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from .modes import PLAN_MODE
+
 ALWAYS_NEED_TRUST = frozenset(
-    {"tools.allow", "hooks.before", "hooks.after", "store", "cache.folder", "cache.disk", "cache.disk_mb"}
+    {"tools.allow", "modes", "hooks.before", "hooks.after", "store", "cache.folder", "cache.disk", "cache.disk_mb"}
 )
 
 
@@ -20,6 +22,8 @@ def needs_trust(name: str, value: object, *, workspace: Path) -> bool:
     """Whether a workspace file may set this key to this value only when it is trusted."""
     if name == "model":
         return isinstance(value, str) and not _is_listed_name(value, workspace=workspace)
+    if name == "mode":
+        return value != PLAN_MODE  # it may not take back a restriction that the user has chosen
     # An empty list, false and 0 ask for nothing. None is "auto", which takes back what the user has decided.
     return name in ALWAYS_NEED_TRUST and (value is None or bool(value))
 

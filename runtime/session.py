@@ -17,17 +17,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ..compaction.plans import operative_plans
 from ..kernels.errors import UsageError
 from .calls import CallableTool, ChoiceKind, ToolChoice
 from .cancel import Cancel
 from .engine import Engine, SequenceId
-from .events import PrefixSection, SessionId
+from .events import PlanClosed, PrefixSection, SessionId
 from .git_ignore import IgnoreReport
 from .mentions import find_mentions, find_missing
+from .modes import DEFAULT_MODE
 from .pasted import Message, message_of
 from .projection import Recovery
 from .session_open import Assembled, Resumed, SessionHost, SessionSettings, assemble
 from .store import Store
+from .stored_plans import read_session_plans
 from .stream import NoticeGiven, SessionOpened, StreamEvent
 from .subagent import SUBAGENT_ROUNDS, SubagentReport
 from .transcript import Transcript
@@ -118,6 +121,7 @@ class Session:
             prefix_tokens=sum(section.tokens for section in self.prefix),
             dialect=self._assembled.parts.dialect.name,
             resumed=self._assembled.resumed is not None,
+            mode=self.mode,
         )
 
     @property
@@ -185,6 +189,17 @@ class Session:
         """The mode in force, by the log."""
         return self.transcript.state.mode
 
+    @property
+    def pending_mode(self) -> str | None:
+        """The mode that was asked for and comes into force next; None where that is the one in force."""
+        wanted = self._assembled.parts.pending_mode.wanted
+        return None if wanted == self.mode else wanted
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The names of the modes that there are, ``default`` first."""
+        return (DEFAULT_MODE, *(mode.name for mode in self._assembled.parts.modes))
+
     def set_mode(self, name: str) -> None:
         """Ask for a mode, from any thread: ``plan``, one that is configured, or ``default``. The newest wish counts.
 
@@ -195,6 +210,29 @@ class Session:
             raise UsageError("this session is closed; open it again with resume")
         parts = self._assembled.parts
         parts.pending_mode.ask(parts.modes.named(name))
+
+    def close_plan(self) -> str | None:
+        """End the plan in force, the ledger's and the one that was submitted, between two turns; return its task or
+        title, None where there is none. The model is told nothing.
+
+        Raises UsageError while a turn runs, LedgerError and LogError.
+        """
+        if self._closed:
+            raise UsageError("this session is closed; open it again with resume")
+        self._require_idle()
+        if self._running is not None:
+            self._running.close()
+        self.transcript.recover()
+        closed = self._assembled.parts.desk.close()
+        if closed is None:
+            plans = [stored.plan for stored in read_session_plans(self.store, self.id)]
+            in_force = operative_plans(plans).plan
+            if in_force is None:
+                return None
+            closed = PlanClosed(task=in_force.title)
+        self.transcript.record(closed)
+        self._assembled.log.make_durable()
+        return closed.task
 
     def cancel(self) -> None:
         """Stop the turn that runs, from any thread; it ends `interrupted`, and what was evaluated is kept. So do the

@@ -18,6 +18,7 @@ class SessionOpened(msgspec.Struct, frozen=True, kw_only=True, tag="session/open
     prefix_tokens: int
     dialect: str
     resumed: bool = False
+    mode: str = "default"
 
 
 class TurnStarted(msgspec.Struct, frozen=True, kw_only=True, tag="turn/start"):

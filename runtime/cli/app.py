@@ -24,6 +24,8 @@ COMMANDS = {
     "sessions": ("inspect", "List the sessions of a workspace."),
     "log": ("log", "Show, verify or repair a session's log."),
     "artifact": ("artifact", "List, look into or check what is stored of large results."),
+    "plans": ("plans", "List the plans that were submitted, or show one."),
+    "plan": ("plans", "Show the ledger of a plan's steps."),
     "models": ("inspect", "List the models on this machine."),
     "prefix": ("prefix", "Show the session prefix and its cost."),
     "cache": ("cache", "Show, shrink or check what is kept of evaluated tokens."),

@@ -35,7 +35,7 @@ class TerminalAsk:
         if len(rows) > MOST_ROWS:
             self._print(f"  and {len(rows) - MOST_ROWS} more rows: v shows them", "bold")
         while True:
-            answer = self._read(f"Allow {tool.name}? y(es), N(o), a(lways in this session): ")
+            answer = (read_answer(f"Allow {tool.name}? y(es), N(o), a(lways in this session): ") or "").lower()
             if answer == "v":
                 self._show(rows[MOST_ROWS:])
                 continue
@@ -63,18 +63,21 @@ class TerminalAsk:
 
         self._console.print(Text(text, style=style))
 
-    def _read(self, question: str) -> str:
-        # What was typed before the question was seen is no answer to it.
-        with contextlib.suppress(ImportError, OSError, ValueError):
-            import termios  # noqa: PLC0415  not there on Windows
 
-            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
-        sys.stderr.write(question)
-        sys.stderr.flush()
-        line = sys.stdin.readline()
-        if not line:
-            sys.stderr.write("\n")
-        return line.strip().lower()
+def read_answer(question: str) -> str | None:
+    """Ask on standard error and return the line that is typed, stripped; None at its end (Ctrl-D)."""
+    # What was typed before the question was seen is no answer to it.
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import termios  # noqa: PLC0415  not there on Windows
+
+        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+    sys.stderr.write(question)
+    sys.stderr.flush()
+    line = sys.stdin.readline()
+    if not line:
+        sys.stderr.write("\n")
+        return None
+    return line.strip()
 
 
 def somebody_is_there() -> bool:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from ...compaction.budget import Budgets
 from ...kernels.errors import ChapbookError, LogError
 from ..calls import ToolChoice
+from ..modes import DEFAULT_MODE, PLAN_MODE
 from .editor import LeaveChat, LineEditor, PlainLines
 from .log import describe_event
+from .show import mode_text
 from .terminal import visible_line
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "/help": "what can be typed here",
+    "/plan": "plan mode from the next message on; with a text, that is the message. /plan off, /plan done end it",
+    "/mode": "the mode in force, and those there are; /mode NAME asks for one",
     "/tokens": "the window by kind of segment, and the budgets",
     "/log": "the last events of the session's log, and where it is",
     "/quit": "leave; the session can be resumed",
@@ -52,9 +56,10 @@ def chat_loop(talk: Talk, *, choice: ToolChoice, no_color: bool) -> int:
             if first == "/quit":
                 note(f"to go on: chapbook resume {talk.session.id}")
                 return 0
-            _command(first, talk)
-            continue
-        if first == text.strip() and first.startswith("/") and first[1:].isalpha():
+            text = _command(first, text.strip()[len(first) :].strip(), talk)
+            if not text:
+                continue
+        elif first == text.strip() and first.startswith("/") and first[1:].isalpha():
             note(f"there is no command {first}; /help lists them")
             continue
         try:
@@ -65,17 +70,48 @@ def chat_loop(talk: Talk, *, choice: ToolChoice, no_color: bool) -> int:
             note(visible_line(str(error)))
 
 
-def _command(name: str, talk: Talk) -> None:
-    lines = {"/help": _help, "/tokens": _tokens, "/log": _log}[name](talk)
+def _command(name: str, rest: str, talk: Talk) -> str:
+    """Run a command; what it prints is for the person alone. Returns the message that it leaves to be sent, if any."""
+    message = rest if name == "/plan" and rest not in ("", "off", "done") else ""
+    commands = {"/help": _help, "/tokens": _tokens, "/log": _log, "/plan": _plan, "/mode": _mode}
+    try:
+        lines = commands[name](talk, rest)
+    except LogError:
+        raise
+    except ChapbookError as error:
+        lines, message = [visible_line(str(error))], ""
     for line in lines:
         talk.view.note(line)
+    return message
 
 
-def _help(_talk: Talk) -> list[str]:
+def _help(_talk: Talk, _rest: str) -> list[str]:
     return [*(f"{name:8} {what}" for name, what in COMMANDS.items()), KEYS]
 
 
-def _tokens(talk: Talk) -> list[str]:
+def _plan(talk: Talk, rest: str) -> list[str]:
+    session = talk.session
+    if rest == "done":
+        closed = session.close_plan()
+        return ["there is no plan in force" if closed is None else f"closed: {visible_line(closed)}"]
+    if rest == "off":
+        wanted = session.pending_mode or session.mode
+        if wanted != PLAN_MODE:
+            return [f"plan mode is not on; {mode_text(session)}"]
+        session.set_mode(DEFAULT_MODE)
+    else:
+        session.set_mode(PLAN_MODE)
+    return [mode_text(session)]
+
+
+def _mode(talk: Talk, rest: str) -> list[str]:
+    if rest:
+        talk.session.set_mode(rest)
+        return [mode_text(talk.session)]
+    return [mode_text(talk.session), f"there are {', '.join(talk.session.modes)}"]
+
+
+def _tokens(talk: Talk, _rest: str) -> list[str]:
     window, opened = talk.session.transcript.window, talk.session.opened
     budgets = Budgets(
         n_ctx=opened.n_ctx,
@@ -90,7 +126,7 @@ def _tokens(talk: Talk) -> list[str]:
     ]
 
 
-def _log(talk: Talk) -> list[str]:
+def _log(talk: Talk, _rest: str) -> list[str]:
     from ..log_reading import LOG_NAME, scan_log  # noqa: PLC0415  only for this command
 
     folder = talk.session.store.session_folder(talk.session.id)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from ..calls import LoggedCall, ToolChoice
+from ..plan_review import ReviewAnswer, Reviewer, SubmittedPlan
 from ..session import Session
 from ..stream import PrefillProgressed, StreamEvent, SubagentEvent, TurnEnded
 from ..tools.spec import Tool
@@ -46,9 +47,11 @@ class View(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    tool: Tool
-    call: LoggedCall
-    answer: Future[bool] = field(default_factory=Future)
+    """What a person is asked on the main thread; `unanswered` is what it means that they do not answer."""
+
+    put: Callable[[], Any]
+    unanswered: Any
+    answer: Future[Any] = field(default_factory=Future)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +63,18 @@ class _Ended:
 
 
 class Driver:
-    """Runs work for a command. `asking` asks the person at the terminal, None where there is none."""
+    """Runs work for a command. `asking` and `reviewing` ask the person at the terminal, None where there is none."""
 
-    def __init__(self, view: View, *, asking: Callable[[Tool, LoggedCall], bool] | None = None) -> None:
+    def __init__(
+        self,
+        view: View,
+        *,
+        asking: Callable[[Tool, LoggedCall], bool] | None = None,
+        reviewing: Reviewer | None = None,
+    ) -> None:
         self._view = view
         self._asking = asking
+        self._reviewing = reviewing
         self._queue: queue.SimpleQueue[StreamEvent | _Question | _Ended] = queue.SimpleQueue()
         self._presses = 0
         self._person_is_asked = False
@@ -73,6 +83,11 @@ class Driver:
     def ask(self) -> Callable[[Tool, LoggedCall], bool] | None:
         """For the session: asks from its thread and waits for the answer; None where there is nobody to ask."""
         return None if self._asking is None else self._ask_from_worker
+
+    @property
+    def review_plan(self) -> Reviewer | None:
+        """The same for a plan: no answer is None."""
+        return None if self._reviewing is None else self._review_from_worker
 
     def on_prefill(self, event: PrefillProgressed) -> None:
         """For the session: has the progress of a prefill shown."""
@@ -154,25 +169,35 @@ class Driver:
     def _wait_until_ended(self) -> None:
         while not isinstance(item := self._queue.get(), _Ended):
             if isinstance(item, _Question):
-                item.answer.set_result(False)
+                item.answer.set_result(item.unanswered)
 
     def _ask_from_worker(self, tool: Tool, call: LoggedCall) -> bool:
-        question = _Question(tool, call)
+        asking = self._asking
+        return asking is not None and self._answered(_Question(lambda: asking(tool, call), unanswered=False)) is True
+
+    def _review_from_worker(self, plan: SubmittedPlan) -> ReviewAnswer | None:
+        reviewing = self._reviewing
+        if reviewing is None:
+            return None
+        answer: ReviewAnswer | None = self._answered(_Question(lambda: reviewing(plan), unanswered=None))
+        return answer
+
+    def _answered(self, question: _Question) -> Any:
         self._queue.put(question)
         return question.answer.result()
 
     def _answer(self, question: _Question) -> None:
-        approved = False
+        answer = question.unanswered
         try:
             self._view.clear()
             self._person_is_asked = True
-            if not self._presses and self._asking is not None:
-                approved = self._asking(question.tool, question.call)
+            if not self._presses:
+                answer = question.put()
         except KeyboardInterrupt:
             pass  # the turn is cancelled by now; no answer is not approval
         finally:
             self._person_is_asked = False
-            question.answer.set_result(approved)
+            question.answer.set_result(answer)
 
     @contextlib.contextmanager
     def _hearing_interrupts(self, on_interrupt: Callable[[], None] | None) -> Iterator[None]:

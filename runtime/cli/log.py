@@ -17,8 +17,14 @@ from ..events import (
     Author,
     Event,
     IgnoredEvent,
+    LedgerSet,
+    LedgerStepMarked,
     Logged,
+    ModeSet,
     Notice,
+    PlanClosed,
+    PlanSubmitted,
+    PlanVerdictGiven,
     RequestHeader,
     SessionStart,
     StepEnd,
@@ -235,4 +241,21 @@ def _gist(event: Event) -> str:  # noqa: PLR0911 -- a line for each type of even
             return f"{event.call.id} {clipped(call_text(event.call))}"
         case ToolResult():
             return f"{event.call_id} {'error: ' if event.is_error else ''}{clipped(event.content)}"
+    return _plan_gist(event)
+
+
+def _plan_gist(event: Event) -> str:  # noqa: PLR0911 -- a line for each type of event
+    match event:
+        case ModeSet():
+            return f"{event.mode} · by {event.by}"
+        case PlanSubmitted():
+            return f"{event.call_id} {clipped(event.title) or '(no heading)'} · artifact {event.artifact[:8]}"
+        case PlanVerdictGiven():
+            return clipped(f"{event.call_id} {event.verdict or 'no answer'} · {event.feedback}".rstrip(" ·"))
+        case PlanClosed():
+            return clipped(event.task)
+        case LedgerSet():
+            return clipped(f"{len(event.ledger.steps)} steps · {event.ledger.task}")
+        case LedgerStepMarked():
+            return clipped(f"{event.id} {event.state} · {event.note}".rstrip(" ·"))
     return ""

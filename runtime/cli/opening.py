@@ -26,6 +26,7 @@ from .options import PlaceOptions
 
 if TYPE_CHECKING:
     from ..llama import LlamaEngine
+    from ..plan_review import Reviewer
     from ..request import OnPrefill
     from ..session import Session
     from ..subagent import OnSubagent
@@ -154,6 +155,7 @@ def open_session(
     resume: str | None,
     recompose: bool = False,
     ask: Ask | None,
+    review_plan: Reviewer | None = None,
     on_prefill: OnPrefill | None,
     on_subagent: OnSubagent | None = None,
 ) -> Session:
@@ -173,11 +175,15 @@ def open_session(
         instructions=config.instructions,
         policies=config.tools.policies(),
         subagents=config.tools.task,
+        modes=config.session_modes(),
+        mode=config.mode,
+        holder=config.plan.holder,
     )
     host = SessionHost(
         tools=configured_tools(bash_timeout_s=config.tools.bash_timeout_s),
         hooks=lambda session: command_hooks(config.hooks, session=session, workspace=place.workspace),
         ask=ask,
+        review_plan=review_plan,
         on_prefill=on_prefill,
         on_subagent=on_subagent,
         count_tokens=LargeTextCounter(Path(engine.info.model_path), engine),

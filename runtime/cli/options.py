@@ -11,6 +11,9 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from ...kernels.errors import UsageError
+from ..modes import PLAN_MODE
+
 Options = TypeVar("Options")
 
 
@@ -52,6 +55,10 @@ class ModelOptions(PlaceOptions):
 class SessionOptions(ModelOptions):
     """How a session runs."""
 
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Begin in plan mode: look, change nothing, submit a plan for review.")
+    ] = False
+    mode: Annotated[str | None, typer.Option(metavar="NAME", help="Begin in this mode; default is none.")] = None
     n_ctx: Annotated[int | None, typer.Option(help="The window, in tokens.")] = None
     allow: Annotated[list[str] | None, typer.Option(metavar="TOOL", help="Run this tool without asking.")] = None
     ask: Annotated[list[str] | None, typer.Option(metavar="TOOL", help="Ask before this tool runs.")] = None
@@ -63,8 +70,11 @@ class SessionOptions(ModelOptions):
     rounds: Annotated[int | None, typer.Option(help="How many replies a turn may take.")] = None
 
     def flags(self) -> dict[str, object]:
+        if self.plan and self.mode not in (None, PLAN_MODE):
+            raise UsageError(f"--plan is --mode {PLAN_MODE}, and --mode names {self.mode!r}: give one of them")
         return {
             **super().flags(),
+            "mode": PLAN_MODE if self.plan else self.mode,
             "engine.n_ctx": self.n_ctx,
             "tools.allow": self.allow or None,
             "tools.ask": self.ask or None,

@@ -15,6 +15,7 @@ from ...compaction.artifacts import SHORT_ID_DIGITS
 from ..calls import LoggedCall
 from ..engine import SyncSource
 from ..events import StepUsage, TurnEndReason
+from ..modes import DEFAULT_MODE
 from ..session import Session
 from ..sizes import size_text
 from ..stream import (
@@ -115,6 +116,8 @@ class HumanView:
         what = "resumed" if opened.resumed else "session"
         self.note(f"{visible_line(opened.model_name)} · {placement}")
         self.note(f"{what} {opened.session} · prefix {opened.prefix_tokens:,} tokens · dialect {opened.dialect}")
+        if session.mode != DEFAULT_MODE or session.pending_mode is not None:
+            self.note(mode_text(session))
         if session.ignored is not None and session.ignored.note:
             self.note(visible_line(session.ignored.note))
         if session.resumed is not None:
@@ -229,6 +232,14 @@ class HumanView:
         self._waiting.clear()
         self._end_line()
         self._err.print(Text(text, style=style))
+
+
+def mode_text(session: Session) -> str:
+    """Say which mode is in force, and which one comes next."""
+    text = f"mode {visible_line(session.mode)}"
+    if session.mode not in session.modes:
+        text += ", which is not defined here: nothing is restricted by it"
+    return text if session.pending_mode is None else f"{text}; {session.pending_mode} from the next message on"
 
 
 def _entered(event: ToolFinished) -> str:

@@ -33,6 +33,7 @@ from .opening import (
     read_session_start,
 )
 from .options import SessionOptions, takes
+from .reviewing import TerminalReview
 from .show import HumanView
 
 DONE, ENDED_OTHERWISE = 0, 1
@@ -115,8 +116,13 @@ def open_talk(
 ) -> Iterator[Talk]:
     """Open model and session while Ctrl-C is heard, say what was opened, and close both at the end."""
     view = JsonView() if as_json else HumanView(clock=time.monotonic, no_color=options.no_color)
-    asking = TerminalAsk(no_color=options.no_color) if somebody_is_there() and not as_json else None
-    driver = Driver(view, asking=asking)
+    driver = Driver(view)
+    if somebody_is_there() and not as_json:
+        driver = Driver(
+            view,
+            asking=TerminalAsk(no_color=options.no_color),
+            reviewing=TerminalReview(no_color=options.no_color),
+        )
     place = open_place(options)
     start = None if resume is None else read_session_start(place, resume)
     model, n_ctx = _opened_with(start, place)
@@ -129,11 +135,14 @@ def open_talk(
                 resume=resume,
                 recompose=recompose,
                 ask=driver.ask,
+                review_plan=driver.review_plan,
                 on_prefill=driver.on_prefill,
                 on_subagent=driver.on_subagent,
             )
         )
         with session:
+            if resume is not None and is_flag(place.loaded, "mode"):
+                session.set_mode(place.loaded.config.mode)
             view.opened(session, placement=engine.placement.describe())
             yield Talk(session, place, view, driver)
     # Closing the engine writes what is worth keeping.

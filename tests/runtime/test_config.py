@@ -154,6 +154,40 @@ def test_an_untrusted_workspace_can_forbid_but_not_loosen(place: Place) -> None:
     assert policies == {"bash": Policy.DENY, "write": Policy.ASK, "edit": Policy.DENY}
 
 
+def test_modes_of_both_files_are_there_and_the_workspaces_stands_for_the_users_of_its_name(place: Place) -> None:
+    table = "[[modes]]\nname = '{}'\nguidance = '{}'\ntools = ['read', 'task']\n"
+    place.user_file.write_text(table.format("reading", "of the user") + table.format("mine", "kept"))
+    place.workspace_file.write_text(table.format("reading", "of the workspace"))
+    trust_workspace_file(workspace=place.workspace, user_file=place.user_file)
+    config = place.load(mode="mine").config
+    assert [(mode.name, mode.guidance) for mode in config.session_modes()] == [
+        ("reading", "of the workspace"),
+        ("mine", "kept"),
+    ]
+    assert config.session_modes()[0].allowed == ("read",), "there is no task here"
+    assert place.load(tools__task=True).config.session_modes()[0].allowed == ("read", "task")
+
+
+def test_a_mode_to_begin_in_that_is_not_there_is_refused_with_those_there_are(place: Place) -> None:
+    place.user_file.write_text("turn.rounds = 3\nmode = 'plam'\n")
+    with pytest.raises(
+        ConfigError, match=r"config.toml:2: mode: there is no mode 'plam'; there are default, plan."
+    ) as caught:
+        place.load()
+    assert caught.value.key == "mode"
+    with pytest.raises(ConfigError, match="command line: mode: there is no mode 'reading'"):
+        place.load(mode="reading")
+
+
+def test_a_misspelt_tool_of_a_mode_is_refused_where_it_stands_and_one_of_a_later_version_is_not(place: Place) -> None:
+    place.user_file.write_text("[[modes]]\nname = 'a'\nguidance = 'x'\ntools = ['chapters_search', 'raed']\n")
+    with pytest.raises(
+        ConfigError, match=r"config.toml:1: modes: no tool is named \"raed\"; did you mean `read`"
+    ) as caught:
+        place.load().check_tools(["read", "bash"])
+    assert caught.value.key == "modes"
+
+
 def test_a_tool_in_two_lists_of_one_file_is_refused(place: Place) -> None:
     message = place.refusal('[tools]\nask = ["bash"]\ndeny = ["bash"]\n')
     assert message == "chapbook.toml:3: tools.deny: `bash` is in tools.ask too; keep it in one"
@@ -199,6 +233,8 @@ def test_a_misspelt_tool_in_a_hook_is_refused(place: Place) -> None:
         "cache.disk = true",
         "cache.disk_mb = 100000",
         'cache.disk_mb = "auto"',
+        "[[modes]]\nname = 'plan'\nguidance = 'Go.'\ntools = ['bash']",
+        'mode = "default"',
     ],
 )
 def test_a_workspace_file_that_reaches_out_is_refused_until_it_is_trusted(place: Place, text: str) -> None:
@@ -217,7 +253,7 @@ def test_a_workspace_file_that_reaches_out_is_refused_until_it_is_trusted(place:
 def test_what_reaches_nothing_needs_no_trust(place: Place) -> None:
     place.workspace_file.write_text(
         'model = "smollm2"\ninstructions = "docs/RULES.md"\ntools = { allow = [], deny = ["bash"] }\nturn.rounds = 64\n'
-        "cache = { disk = false, disk_mb = 0, memory_mb = 64 }\n"
+        "cache = { disk = false, disk_mb = 0, memory_mb = 64 }\nmode = 'plan'\nplan.holder = 'reviewer'\n"
     )
     assert place.load().config.model == "smollm2"
 
@@ -272,6 +308,20 @@ def test_trusting_a_file_that_is_not_there_or_is_wrong_is_refused(place: Place) 
         (
             "cache.memory_mb = -1",
             'chapbook.toml:1: cache.memory_mb: expected a whole number from 0 to 100,000,000 or "auto", found -1',
+        ),
+        (
+            "[[modes]]\nname = 'a'\nguidance = 'x'",
+            "chapbook.toml:1: modes: expected a list of tables with `name`, `guidance` and `tools` (Object missing "
+            'required field `tools` - at `$[0]`), found [{"name":"a","guidance":"x"}]',
+        ),
+        (
+            "turn.rounds = 3\n[[modes]]\nname = 'default'\nguidance = 'x'\ntools = []",
+            "chapbook.toml:2: modes: modes.default: default is the absence of a mode, so it has no definition; rename "
+            "yours",
+        ),
+        (
+            "[[modes]]\nname = 'a'\nguidance = 'x'\ntools = []\n[[modes]]\nname = 'a'\nguidance = 'y'\ntools = []",
+            "chapbook.toml:1: modes: modes.a is defined twice; keep one of them",
         ),
         ("cache.rest_s = 3601", "chapbook.toml:1: cache.rest_s: expected a number from 0 to 3,600, found 3601"),
         ("store = 1979-05-27", 'chapbook.toml:1: store: expected a text that is not empty, found "1979-05-27"'),

@@ -106,7 +106,7 @@ def cache(tmp_path, templates):
 @pytest.fixture
 def environment(home, cache):
     """Return the environment of a program that finds nothing of the developer's own."""
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH") if name in os.environ}
     own = {"HOME": str(home), "XDG_CACHE_HOME": str(cache)}
     return {**kept, **own, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
 

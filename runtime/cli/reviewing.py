@@ -1,0 +1,170 @@
+"""Asking the person at the terminal what is to become of a submitted plan."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...compaction.artifacts import SHORT_ID_DIGITS
+from ..plan_review import ReviewAnswer, ReviewDecision, SubmittedPlan
+from .asking import read_answer
+from .terminal import boxed, console, visible, visible_line
+
+if TYPE_CHECKING:
+    from rich.markdown import Markdown
+
+WIDEST = 100
+MOST_EDITED_BYTES = 4 << 20
+QUESTION = "y(es, approve), k(eep planning), d(ismiss), e(dit), s(ource as it was written): "
+_FENCE_INFO = re.compile(r"^([ \t]*(?:`{3,}|~{3,}))[ \t]*\w*[ \t]*$", re.MULTILINE)
+_DECISIONS = {
+    "y": ReviewDecision.APPROVE,
+    "yes": ReviewDecision.APPROVE,
+    "k": ReviewDecision.KEEP_PLANNING,
+    "keep": ReviewDecision.KEEP_PLANNING,
+    "d": ReviewDecision.DISMISS,
+    "dismiss": ReviewDecision.DISMISS,
+}
+
+
+class TerminalReview:
+    """Shows a plan on standard error and reads the answer from standard input. Call it on the main thread.
+
+    The plan is rendered within a frame, so that nothing in it can look like the question or its answer. Ctrl-D is no
+    answer, and so is the KeyboardInterrupt that passes through.
+    """
+
+    def __init__(self, *, no_color: bool = False) -> None:
+        self._console = console(sys.stderr, no_color=no_color)
+
+    def __call__(self, plan: SubmittedPlan) -> ReviewAnswer | None:
+        """Return what the person decides; None is no answer."""
+        self._show(plan)
+        answer: ReviewAnswer | None = None
+        while answer is None:
+            typed = read_answer(QUESTION)
+            if typed is None:
+                self._say("no answer: the plan is pending, which is no approval")
+                return None
+            word, _, note = typed.partition(" ")
+            decision = _DECISIONS.get(word.lower())
+            if decision is not None:
+                answer = self._decided(decision, note.strip())
+            elif word.lower() in ("e", "edit"):
+                answer = self._edited(plan)
+            elif word.lower() in ("s", "source"):
+                self._show_source(plan.text)
+        return answer
+
+    def _decided(self, decision: ReviewDecision, note: str) -> ReviewAnswer | None:
+        """Return the answer, with the feedback that is asked for; None where the question is to be put again."""
+        if decision is ReviewDecision.KEEP_PLANNING and not note:
+            typed = read_answer("What should be different? (an empty line: say nothing) ")
+            if typed is None:
+                return None
+            note = typed
+        if decision is ReviewDecision.APPROVE and note:
+            self._say("what you added is feedback, so this is no approval: the model goes on planning with it")
+        return ReviewAnswer(decision=decision, note=note)
+
+    def _edited(self, plan: SubmittedPlan) -> ReviewAnswer | None:
+        """Return the text that an editor made of the plan, as feedback; None where it is the same, or none was made."""
+        try:
+            text = edit_text(plan.text)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            self._say(f"the editor came to nothing: {visible_line(str(error))}")
+            return None
+        if not text.strip() or text.strip() == plan.text.strip():
+            self._say("the plan is as it was" if text.strip() else "nothing is left of the text: it is not sent")
+            return None
+        self._say("your text goes to the model as feedback, to be submitted again: nothing is approved")
+        note = f"the reviewer edited the plan. Submit it again in these words, or say why not:\n\n{text}"
+        return ReviewAnswer(decision=ReviewDecision.KEEP_PLANNING, note=note)
+
+    def _show(self, plan: SubmittedPlan) -> None:
+        from rich.markdown import Markdown  # noqa: PLC0415  heavy: only where something is printed
+        from rich.panel import Panel  # noqa: PLC0415  with it
+
+        self._say(f"The model submits a plan: {visible_line(plan.title)}")
+        size = f"{len(plan.text.encode('utf-8', 'replace')):,} bytes"
+        self._say(f"{size}, stored: chapbook plans show {plan.artifact[:SHORT_ID_DIGITS]}")
+        shown = Markdown(visible(plan.text), hyperlinks=False)
+        self._console.print(Panel(shown, width=self._width), soft_wrap=False)
+        if leaves_out(shown, plan.text):
+            self._say("Parts of it are not seen when it is rendered, so here it is as it was written:")
+            self._show_source(plan.text)
+
+    def _show_source(self, text: str) -> None:
+        for line in text.split("\n"):
+            for row in boxed(line, width=self._width):
+                self._say(row, style="")
+
+    def _say(self, text: str, *, style: str = "bold") -> None:
+        from rich.text import Text  # noqa: PLC0415  heavy: only where something is printed
+
+        self._console.print(Text(text, style=style))
+
+    @property
+    def _width(self) -> int:
+        return min(self._console.width, WIDEST)
+
+
+def leaves_out(rendered: Markdown, text: str) -> bool:
+    """Whether letters or digits of `text` are not in what is seen of it: HTML, the definition of a link, an image.
+
+    Cheap and on the safe side: an entity counts as left out, the language behind a fence does not.
+    """
+    from rich.console import Console  # noqa: PLC0415  heavy: only where something is printed
+
+    longest = max(len(line) for line in text.split("\n"))
+    plain = Console(file=io.StringIO(), width=longest + WIDEST, color_system=None, emoji=False, highlight=False)
+    with plain.capture() as captured:
+        plain.print(rendered)
+    written = _FENCE_INFO.sub(r"\1", visible(text))
+    return bool(_counted(written) - _counted(captured.get()))
+
+
+def _counted(text: str) -> Counter[str]:
+    return Counter(character for character in text if character.isalnum())
+
+
+def edit_text(text: str) -> str:
+    """Return what the person's editor (VISUAL, EDITOR, else vi) makes of `text`, in a file for the owner alone.
+
+    Raises OSError, ValueError for an editor that cannot be run, and SubprocessError for one that ends with an error.
+    """
+    command = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
+    with tempfile.TemporaryDirectory(prefix="chapbook-plan-") as folder:
+        path = Path(folder) / "plan.md"
+        path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
+        path.chmod(0o600)
+        with _interrupts_left_to_the_editor():
+            # Its screen is the terminal, also where our standard output is a pipe.
+            subprocess.run([*command, str(path)], check=True, stdout=sys.stderr)
+        return path.read_bytes()[:MOST_EDITED_BYTES].decode("utf-8", "replace")
+
+
+@contextlib.contextmanager
+def _interrupts_left_to_the_editor() -> Iterator[None]:
+    """Ctrl-C in the editor is the editor's: it reaches this process too, and must not end the review."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # A function, not SIG_IGN, which the editor would inherit.
+    before = signal.signal(signal.SIGINT, lambda _number, _frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
