@@ -85,6 +85,15 @@ def test_a_section_of_which_one_of_two_parts_changed_is_one_drift() -> None:
     assert drift_between(before, after) == (expected,)
 
 
+def test_sections_in_another_order_have_all_changed() -> None:
+    one, other = section("system", "ab"), section("catalogue", "c")
+    drifts = drift_between([one, other], [other, one])
+    assert [(drift.name, drift.before_tokens, drift.after_tokens, drift.kind) for drift in drifts] == [
+        ("system", 2, 2, "changed"),
+        ("catalogue", 1, 1, "changed"),
+    ]
+
+
 def test_a_section_that_is_cut_into_other_pieces_with_the_same_tokens_has_not_drifted() -> None:
     whole = section("system", "Be brief.")
     assert drift_between([whole], [msgspec.structs.replace(whole, pieces=(Piece("Be "), Piece("brief.")))]) == ()

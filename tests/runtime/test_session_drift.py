@@ -371,6 +371,21 @@ def test_a_change_whose_header_was_torn_off_leaves_the_old_prefix_in_force(writt
         made.check(session)
 
 
+def test_what_was_told_before_a_recompose_is_settled_by_it(written: Callable[..., Any]) -> None:
+    made, name = written()
+    agents = made.workspace / "AGENTS.md"
+    agents.write_text(NEW)
+    with made.open(["Yes."], resume=name) as session:
+        turn(session)
+    agents.write_text(f"{NEW} And no table.")
+    made.open([], resume=name, recompose=True).close()
+    with made.open(["Yes."], resume=name) as session:
+        assert [header.reason for header in headers_of(session)] == ["initial", "resume", "change"]
+        turn(session)
+        assert len(told(session)) == 1
+        made.check(session)
+
+
 def test_a_recompose_of_what_has_not_changed_changes_nothing(written: Callable[..., Any]) -> None:
     made, name = written()
     with made.open(["Yes."], resume=name, recompose=True) as session:
@@ -381,7 +396,7 @@ def test_a_recompose_of_what_has_not_changed_changes_nothing(written: Callable[.
 
 def test_tools_and_template_of_a_recomposed_session_are_those_of_now(written: Callable[..., Any]) -> None:
     made, name = written()
-    settings = SessionSettings(dialect="llama3", system="Be brief.")
+    settings = SessionSettings(dialect="llama3", system="Be brief.", template="chatml")
     tools = [*builtin_tools(), now]
     with made.open(['{"name": "now", "parameters": {}}', "Noon."], resume=name, recompose=True, settings=settings,
                    host={"tools": tools}) as session:  # fmt: skip

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from chapbook.kernels.errors import NoRoom
+from chapbook.kernels.errors import NoRoom, UsageError
 from chapbook.runtime.events import TurnEndReason
 from chapbook.runtime.session import Session
 from chapbook.runtime.stream import StepEnded, TurnEnded
@@ -80,14 +80,15 @@ class Sessions(RuleBasedStateMachine):
     @precondition(lambda self: len(self.sessions) == 1)
     @rule()
     def open_one(self) -> None:
+        self.write_instructions(None)
         self.sessions.append(self.opened(len(self.sessions), None))
 
-    def opened(self, which: int, resume: str | None) -> Session:
+    def opened(self, which: int, resume: str | None, *, recompose: bool = False) -> Session:
         def played() -> Iterator[str]:
             while True:
                 yield self.replies[which].pop(0) if self.replies[which] else "the end"
 
-        session: Session = self.made.open(played(), resume=resume, host={"tools": tools()})
+        session: Session = self.made.open(played(), resume=resume, recompose=recompose, host={"tools": tools()})
         return session
 
     def pick(self, which: int) -> int:
@@ -144,13 +145,25 @@ class Sessions(RuleBasedStateMachine):
         self.read_on(which, 60)
         self.made.before_decode = lambda: None
 
-    @rule(which=st.integers(0, 1))
-    def close_and_resume(self, which: int) -> None:
+    @rule(text=st.sampled_from((b"Be brief.", b"Be long.\n" * 40, b"Rule.\n" * 3_000, b"caf\xe9", None)))
+    def write_instructions(self, text: bytes | None) -> None:
+        path = self.made.workspace / "AGENTS.md"
+        if text is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.write_bytes(text)
+
+    @rule(which=st.integers(0, 1), recompose=st.booleans())
+    def close_and_resume(self, which: int, recompose: bool) -> None:
         which = self.pick(which)
         self.running[which] = None
         session = self.sessions[which]
         session.close()
-        self.sessions[which] = self.opened(which, session.id)
+        try:
+            self.sessions[which] = self.opened(which, session.id, recompose=recompose)
+        except (UsageError, NoRoom):
+            assert recompose
+            self.sessions[which] = self.opened(which, session.id)
         assert self.sessions[which].transcript.state.at_rest
 
     def look_at(self, which: int, event: Any) -> None:
