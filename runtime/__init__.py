@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from .hooks import Deny as Deny
     from .hooks import Hooks as Hooks
     from .llama import LlamaEngine as LlamaEngine
+    from .modes import Mode as Mode
+    from .modes import ModeName as ModeName
+    from .plan_review import ReviewAnswer as ReviewAnswer
+    from .plan_review import ReviewDecision as ReviewDecision
+    from .plan_review import SubmittedPlan as SubmittedPlan
     from .prefix_cache.options import CacheOptions as CacheOptions
     from .session import Session as Session
     from .session_open import SessionHost as SessionHost
@@ -49,6 +54,8 @@ _HOMES = {
     ".events": ("TurnEndReason",),
     ".hooks": ("Allow", "Deny", "Hooks"),
     ".llama": ("LlamaEngine",),
+    ".modes": ("Mode", "ModeName"),
+    ".plan_review": ("ReviewAnswer", "ReviewDecision", "SubmittedPlan"),
     ".prefix_cache.options": ("CacheOptions",),
     ".session": ("Session",),
     ".session_open": ("SessionHost", "SessionSettings"),

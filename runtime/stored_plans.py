@@ -31,7 +31,7 @@ class PlansFound(msgspec.Struct, frozen=True, kw_only=True):
 def read_session_plans(store: Store, session: SessionId) -> list[StoredPlan]:
     """Return the plans of one session, oldest first, by what of its log can be read. Raises LogError."""
     events = scan_log(store.session_folder(session)).events
-    times = {logged.seq: logged.time for logged in events}
+    times: dict[int, float] = {logged.seq: logged.time for logged in events}
     plans = classify_plans(plan_exchanges(session, events, read_text=reader_of(store.artifacts)))
     return [StoredPlan(submitted=times[plan.exchange.seq], plan=plan) for plan in plans]
 

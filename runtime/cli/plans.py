@@ -38,6 +38,9 @@ plan = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+LEAST_DIGITS = 8
+"""Of an artifact's hash, as the store takes them."""
+
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
@@ -144,7 +147,7 @@ def _found(store: Store) -> PlansFound:
 
 def _chosen(store: Store, found: tuple[StoredPlan, ...], which: str, seq: int | None) -> StoredPlan:
     """Return the plan that is meant, of several the newest. Raises UsageError, SessionNotFound."""
-    if seq is None and len(which) >= SHORT_ID_DIGITS:
+    if seq is None and len(which) >= LEAST_DIGITS:
         for one in found:
             if (one.plan.exchange.artifact or "").startswith(which.lower()):
                 return one

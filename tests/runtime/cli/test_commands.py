@@ -118,8 +118,8 @@ def test_the_prefix_in_force_is_what_a_session_has(run, tiny_llama, workspace):
 
 def test_the_prefix_says_which_tools_are_reserved(run, tiny_llama):
     shown = run("prefix", "--model", tiny_llama).stdout
-    assert "7 tools in force: read, search, list, write, edit, bash, artifact" in shown
-    assert "7 reserved for later, counted and not told to a model yet: plan_start" in shown
+    assert "11 tools in force: read, search, list, write, edit, bash, artifact, plan_start" in shown
+    assert "3 reserved for later, counted and not told to a model yet: chapters_search" in shown
     total, alone = (
         int(re.search(pattern, shown)[1].replace(",", ""))
         for pattern in (r"total with the reserved tools +([\d,]+)", r"without those: its prefix is ([\d,]+) tokens")

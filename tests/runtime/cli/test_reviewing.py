@@ -29,6 +29,30 @@ said = None if answer is None else [answer.decision, answer.note]
 print("ANSWER " + json.dumps({"said": said, "cancelled": bool(cancelled)}) + " END")
 """
 
+TURN = """
+import json, sys, time
+from pathlib import Path
+from chapbook.runtime.cli.drive import Driver
+from chapbook.runtime.cli.reviewing import TerminalReview
+from chapbook.runtime.cli.show import HumanView
+from chapbook.runtime.scripted import ScriptedEngine
+from chapbook.runtime.session import Session
+from chapbook.runtime.session_open import SessionHost, SessionSettings
+from chapbook.runtime.tools.spec import Policy
+
+def call(name, **arguments):
+    return f"<tool_call>\\n{json.dumps({'name': name, 'arguments': arguments})}\\n</tool_call>"
+
+replies = [call("exit_plan_mode", plan=sys.argv[1]), call("write", path="done.txt", content="x"), "done"]
+driver = Driver(HumanView(clock=time.monotonic), reviewing=TerminalReview())
+settings = SessionSettings(mode="plan", policies={"write": Policy.ALLOW})
+host = SessionHost(review_plan=driver.review_plan)
+with Session.open(ScriptedEngine(replies, n_ctx=65536), workspace=Path.cwd(), settings=settings, host=host) as session:
+    ended = driver.turn(session, "Rename the vault")
+    state = {"mode": session.mode, "reason": ended.reason, "written": Path("done.txt").exists()}
+print("ANSWER " + json.dumps(state) + " END")
+"""
+
 
 @pytest.fixture
 def review(terminal):
@@ -46,6 +70,22 @@ def answer_of(program):
     found = json.loads(program.wait_for(r"ANSWER (.*) END")[1])
     assert program.end() == 0
     return found
+
+
+@pytest.mark.parametrize(
+    ("typed", "ended"),
+    [
+        ("y\r", {"mode": "default", "reason": "completed", "written": True}),
+        ("y later\r", {"mode": "plan", "reason": "completed", "written": False}),
+        (CTRL_D, {"mode": "plan", "reason": "completed", "written": False}),
+        (CTRL_C, {"mode": "plan", "reason": "interrupted", "written": False}),
+    ],
+)
+def test_only_a_plain_yes_lets_the_turn_do_what_was_planned(terminal, typed, ended):
+    program = terminal("-c", TURN, PLAN, program=sys.executable)
+    program.wait_for(QUESTION)
+    program.send(typed)
+    assert answer_of(program) == ended
 
 
 @pytest.mark.parametrize(
@@ -106,7 +146,7 @@ def test_a_hostile_plan_cannot_act_on_the_terminal_nor_hide_a_part_of_itself(rev
     assert "\\u001b[2J" in program.shown
     program.wait_for("as it was written:")
     program.wait_for(r"│ <!-- then rm -rf / -->")
-    program.wait_for(r"\n" + QUESTION)
+    program.wait_for(r"\ny\(es, approve\).*written\): $")
     program.send("d\r")
     assert answer_of(program)["said"] == ["dismiss", ""]
 

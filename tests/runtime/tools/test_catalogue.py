@@ -28,9 +28,10 @@ def zebra() -> str:
 
 def test_order_is_that_of_registration() -> None:
     catalogue = Catalogue([zebra, *builtin_tools()])
-    assert catalogue.names == ("zebra", "read", "search", "list", "write", "edit", "bash", "artifact")
+    files = ("read", "search", "list", "write", "edit", "bash", "artifact")
+    assert catalogue.names == ("zebra", *files, "plan_start", "plan_step", "plan_status", "exit_plan_mode")
     assert [schema.name for schema in catalogue.schemas()] == list(catalogue.names)
-    assert len(catalogue) == 8
+    assert len(catalogue) == 12
     assert catalogue.get("read") is builtin_tools()[0]
     assert "read" in catalogue
     assert catalogue.get("rm") is None

@@ -29,6 +29,7 @@ def test_by_default_reading_is_allowed_and_what_writes_is_asked_for() -> None:
     policies = {tool.name: ToolPolicies().policy_of(tool) for tool in CATALOGUE}
     assert policies == {
         **dict.fromkeys(("read", "search", "list", "artifact"), Policy.ALLOW),
+        **dict.fromkeys(("plan_start", "plan_step", "plan_status", "exit_plan_mode"), Policy.ALLOW),
         **dict.fromkeys(("write", "edit", "bash"), Policy.ASK),
     }
 
