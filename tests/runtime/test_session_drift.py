@@ -394,9 +394,9 @@ def test_a_recompose_of_what_has_not_changed_changes_nothing(written: Callable[.
         assert made.check(session)[-1].cached > 0
 
 
-def test_tools_and_template_of_a_recomposed_session_are_those_of_now(written: Callable[..., Any]) -> None:
+def test_tools_and_dialect_of_a_recomposed_session_are_those_of_now(written: Callable[..., Any]) -> None:
     made, name = written()
-    settings = SessionSettings(dialect="llama3", system="Be brief.", template="chatml")
+    settings = SessionSettings(dialect="llama3", system="Be brief.")
     tools = [*builtin_tools(), now]
     with made.open(['{"name": "now", "parameters": {}}', "Noon."], resume=name, recompose=True, settings=settings,
                    host={"tools": tools}) as session:  # fmt: skip
@@ -422,6 +422,29 @@ def test_subagents_and_new_sessions_find_the_prefix_of_a_recomposed_session_and_
         turn(other)
         (usage,) = made.check(other)
         assert usage.evaluated == usage.bound < prefix
+
+
+BRACKETS = (
+    "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}[/]{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def test_after_a_recompose_in_another_template_messages_are_written_by_that_one(
+    written: Callable[..., Any], tiny: Callable[..., Path]
+) -> None:
+    made, name = written(tiny("llama", template=BRACKETS))
+    settings = SessionSettings(template="chatml")
+    with made.open(["Yes."], resume=name, settings=settings) as session:
+        (notice,) = said(turn(session))
+        assert "markup between messages changed" in notice.text
+        assert not notice.to_model
+    with made.open(["No."], resume=name, recompose=True, settings=settings) as session:
+        turn(session, "Sure?")
+        made.check(session)
+        window = made.engine.detokenize(session.transcript.window.tokens()).decode()
+    assert "[user]Go on.[/][assistant]Yes." in window
+    assert window.endswith("<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\nNo.")
 
 
 def files_of(store: Path, name: str) -> Iterator[bytes]:
