@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..kernels.errors import ToolError
 from .chat_format import ChatFormat
 from .composition import Composer
 from .dialects import choose_dialect, dialect_named
@@ -47,11 +48,11 @@ class PrefixSource:
     _last: tuple[str | None, RequestHeader] | None = None
 
     def mark(self) -> FileMark:
-        """Return what tells whether the instructions have changed since they were read. Raises ContainmentError."""
+        """Return what tells whether the instructions have changed since they were read."""
         try:
             status = self.workspace.resolve(self.instructions).real.stat()
-        except OSError:
-            return FileMark()
+        except (OSError, ToolError):
+            return FileMark()  # what no tool may open is as if it were not there
         return FileMark(mtime_ns=status.st_mtime_ns, size_bytes=status.st_size, inode=status.st_ino)
 
     def read(self) -> str | None:

@@ -90,7 +90,7 @@ class Parent:
 
     def header_for_child(self) -> RequestHeader:
         """Return the session prefix as the beginning of another log."""
-        return msgspec.structs.replace(self.header, reason=HeaderReason.INITIAL, spans=())
+        return msgspec.structs.replace(self.header, reason=HeaderReason.INITIAL, drifted=(), spans=())
 
 
 def depth_refusal(start: SessionStart) -> str:

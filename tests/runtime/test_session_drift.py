@@ -214,7 +214,6 @@ def test_instructions_that_were_deleted_or_came_are_one_drift_of_their_own(writt
 BROKEN = {
     "more than 65,536 bytes": b"x" * 70_000,
     "not UTF-8": b"caf\xe9 au lait",
-    "neither": b"",
 }
 
 
@@ -238,6 +237,20 @@ def test_instructions_that_broke_refuse_no_resume_and_the_host_is_told_why(
     with pytest.raises(UsageError, match=problem):
         made.open([], resume=name, recompose=True)
     made.open([], resume=name).close()
+
+
+def test_instructions_that_lead_out_of_the_workspace_are_as_if_they_were_not_there(
+    written: Callable[..., Any],
+) -> None:
+    made, name = written()
+    (made.workspace / "AGENTS.md").unlink()
+    (made.workspace / "AGENTS.md").symlink_to(made.workspace.parent / "outside.md")
+    (made.workspace.parent / "outside.md").write_text("secret")
+    with made.open(["Yes.", "Yes."], resume=name) as session:
+        (notice,) = said(turn(session))
+        assert "project instructions removed" in notice.text
+        assert said(turn(session)) == []
+        made.check(session)
 
 
 def test_instructions_larger_than_what_may_arrive_are_a_stub_and_stored_whole(written: Callable[..., Any]) -> None:
@@ -418,6 +431,9 @@ def test_subagents_and_new_sessions_find_the_prefix_of_a_recomposed_session_and_
         report = session.subagent("Look.")
         assert report.totals.evaluated == report.totals.bound
         assert report.totals.cached >= prefix
+        child = read_log(session.store.session_folder(report.session)).events[1].event
+        assert isinstance(child, RequestHeader)
+        assert (child.reason, child.sections, child.drifted) == (HeaderReason.INITIAL, session.prefix, ())
     with made.open(["Other."]) as other:
         turn(other)
         (usage,) = made.check(other)
