@@ -69,14 +69,15 @@ class TerminalReview:
         return answer
 
     def _decided(self, decision: ReviewDecision, note: str) -> ReviewAnswer | None:
-        """Return the answer, with the feedback that is asked for; None where the question is to be put again."""
+        """Return the answer, with the feedback that is asked for; None where the question is to be put again.
+
+        Of a note with an approval the session tells the person what it means.
+        """
         if decision is ReviewDecision.KEEP_PLANNING and not note:
             typed = read_answer("What should be different? (an empty line: say nothing) ")
             if typed is None:
                 return None
             note = typed
-        if decision is ReviewDecision.APPROVE and note:
-            self._say("what you added is feedback, so this is no approval: the model goes on planning with it")
         return ReviewAnswer(decision=decision, note=note)
 
     def _edited(self, plan: SubmittedPlan) -> ReviewAnswer | None:

@@ -188,6 +188,22 @@ def test_closing_ends_the_plan_in_force_and_the_work_order_behind_it_and_nothing
     assert verdicts == [PlanVerdict.APPROVED, None]
 
 
+def test_the_text_is_that_of_the_stored_bytes_without_secrets_and_copied_notices(rig: Callable[..., Any]) -> None:
+    secret = "ghp_" + "a1B2" * 9
+    made = rig()
+    with made.open(["ok"], settings=IN_PLAN_MODE) as session:
+        list(session.send("go"))
+        (notice,) = session.transcript.notices()
+    session = submitted(made, answers(None), f"{PLAN}{notice}\n2. Use {secret}.\n")
+    (plan,) = read_session_plans(session.store, session.id)
+    text = plan.plan.exchange.text
+    assert session.store.artifacts.read(plan.plan.exchange.artifact or "").decode() == text
+    assert secret not in text
+    assert notice not in text
+    assert text.startswith(PLAN)
+    assert "2. Use " in text
+
+
 def test_an_artifact_that_is_gone_leaves_the_text_of_the_call(rig: Callable[..., Any]) -> None:
     session = submitted(rig(), answers(None), PLAN)
     (plan,) = read_session_plans(session.store, session.id)
