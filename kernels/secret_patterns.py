@@ -37,7 +37,7 @@ _TOKEN_START = (
 # Codes of a terminal, real or written out. Those for colours hide up to 3 at a time, so that what is hidden stays in
 # proportion to what is seen; one that would hide a token's beginning or a mark's is none.
 _ESC = rb"[\x1b\\](?:(?<=\x1b)|\\{0,7}(?:u001[bB]|x1[bB]|033|e))"
-_COLOUR = rb"(?:" + _ESC + rb"(?:\[[0-9;:]{0,36}[mK]|\([AB0]))"
+_COLOUR = rb"(?:\x1b\[[0-9;:]{0,36}+[mK]|" + _ESC + rb"(?:\[[0-9;:]{0,36}[mK]|\([AB0]))"
 _CURSOR = _ESC + rb"\[[0-9;:?]{0,36}(?!redacted:|" + _TOKEN_START + rb")[A-JL-Za-ln-z]"
 
 # A word may begin behind a character spelled as an escape, or behind the name of a variable.
@@ -272,12 +272,12 @@ FORMS: Final = (
 
 @cache
 def compiled_escapes() -> re.Pattern[bytes]:
-    """What is not looked at, within ESCAPE_BYTES; with a group where words are parted even so.
+    """What is not looked at, within ESCAPE_BYTES, as group 1; with a group 2 where words are parted even so.
 
     A colour code parts a token from what stands before it, and nothing else.
     """
-    parted = rb"(?:(?=" + _COLOUR + rb"|" + _TOKEN_START + rb"|(?i:bearer))())?"
-    return re.compile(_COLOUR + rb"{1,3}+" + parted + rb"|" + _CURSOR + rb"()")
+    parts_words = rb"((?<![mK])(?<!\([AB0])|(?=" + _COLOUR + rb"|" + _TOKEN_START + rb"|(?i:bearer)))?"
+    return re.compile(rb"(" + _COLOUR + rb"{1,3}+|" + _CURSOR + rb")" + parts_words)
 
 
 @cache

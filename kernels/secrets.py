@@ -86,22 +86,21 @@ class _View:
 def _view(units: bytes, *, behind: bytes, final: bool) -> _View:
     """Hide what ESCAPE_BYTES or the end of the text follow; `behind` was given out and stands before the units."""
     end = len(units) if final else max(0, len(units) - ESCAPE_BYTES)
-    gaps, hidden = [0], [-len(behind)]
     if b"\x1b" not in units and not compiled_written_escape().search(units):
-        return _View(behind + units[:end], gaps, hidden)
-    parts, at, length = [behind], 0, len(behind)
-    for escape in compiled_escapes().finditer(units):
-        start = escape.start()
-        if start >= end:
-            break
-        seen = b"\x1b" if escape.lastindex else b""
-        parts += (units[at:start], seen)
-        length += start - at + len(seen)
-        at = escape.end()
-        gaps.append(length)
-        hidden.append(at - length)
-    parts.append(units[at:end])
-    return _View(b"".join(parts), gaps, hidden)
+        return _View(behind + units[:end], [0], [-len(behind)])
+    pieces = compiled_escapes().split(units)  # text, escape, whether words are parted; and so on
+    seen = [b"" if parted is None else b"\x1b" for parted in pieces[2::3]]
+    texts, escapes, shown = (np.fromiter(map(len, part), dtype=np.int64) for part in (pieces[::3], pieces[1::3], seen))
+    ends = np.cumsum(texts[:-1] + escapes)
+    count = int(np.searchsorted(ends - escapes, end))
+    hidden = np.cumsum(escapes - shown) - len(behind)
+    pieces[1::3], pieces[2::3] = seen, [b""] * len(seen)
+    last = units[int(ends[count - 1]) if count else 0 : end]
+    return _View(
+        b"".join([behind, *pieces[: 3 * count], last]),
+        [0, *(ends - hidden)[:count].tolist()],
+        [-len(behind), *hidden[:count].tolist()],
+    )
 
 
 @dataclass(slots=True)

@@ -51,7 +51,7 @@ def mark(kind: str, secret: str) -> str:
 
 def as_seen(text: str) -> bytes:
     """Return the text without a terminal's codes."""
-    return compiled_escapes().sub(lambda escape: b"\x1b" if escape.lastindex else b"", text.encode())
+    return compiled_escapes().sub(lambda escape: b"\x1b" if escape[2] is not None else b"", text.encode())
 
 
 PGP_HEADERS = "Version: GnuPG v2|Comment: https://example.org"
