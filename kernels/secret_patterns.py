@@ -9,8 +9,8 @@ within TAIL_LOOK_BYTES.
 from the same byte, and costs nothing elsewhere.
 
 That a second pass finds nothing is a matter of the characters: no secret is followed by a letter or a digit, so that
-no word begins at a mark's end; no class but a separator's has "[", so that nothing is looked for across a mark; and
-what must not follow a value counts "[" in.
+no word begins at a mark's end; no class but a separator's has "[", or a mark is left out of it, so that nothing is
+looked for across a mark; and what must not follow a value counts "[" in.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _CURSOR = _ESC + rb"\[[0-9;:?]{0,36}(?!redacted:|" + _TOKEN_START + rb")[A-JL-Za
 _ESCAPE = rb"\\[nrtbf]|\\u00[0-9A-Fa-f]{2}|\\x[0-9A-Fa-f]{2}|\\[0-7]{3}|%(?:25)?[0-9A-Fa-f]{2}"
 _WORD = rb"(?:\b|_|" + _ESCAPE + rb")"
 # One start for each run of letters, digits and hyphens, so that "sk-sk-sk-…" is looked at once; a hyphen may stand
-# before it, as a removed line of a diff has it. Not behind "]", the end of a mark: no run began there before.
+# before it, as a removed line of a diff has it. Behind "_" too, but not where "_sk-_sk-…" would begin many. Not behind
+# "]", the end of a mark: no run began there before.
 _RUN_SCOUT = rb"(?:(?:\A|[^A-Za-z0-9_\]-]|" + _ESCAPE + rb")-?)"
 _RUN = rb"(?:" + _RUN_SCOUT + rb"|_(?!sk-[A-Za-z0-9-]{0,7}_))"
 _SEPARATOR_PART = (
