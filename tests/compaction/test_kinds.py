@@ -165,6 +165,19 @@ def test_comments_over_code_and_settings_are_no_headings(stored, part) -> None:
     assert detect_kind(stored("".join(part.format(n, n) for n in range(90)))) is Kind.TEXT
 
 
+def test_comments_upon_comments_over_prose_are_no_headings(stored) -> None:
+    text = "# Copyright, all of us.\n# You may use it.\n" + "The rest of this is told in words.\n\n# Note\n"
+    assert detect_kind(stored(text)) is Kind.TEXT
+
+
+@pytest.mark.parametrize(
+    "value", ['{"a": {"b": [1, 2, 3, 4, 5, 6, 7]}}', "[\n  1,\n  2,\n  3,\n  4,\n  5,\n  6,\n  7\n]"]
+)
+def test_json_with_a_line_behind_its_end_is_json_and_words_behind_it_are_not(stored, value) -> None:
+    assert detect_kind(stored(f"{value}\ncurl: gone\n")) is Kind.JSON
+    assert detect_kind(stored(f"{value} is what it gave\n")) is Kind.TEXT
+
+
 def test_comments_of_python_are_no_headings(stored) -> None:
     text = "".join(
         f"# The value of {n} is kept here.\nvalue_{n} = f({n})\n\n\ndef g_{n}():\n    pass\n" for n in range(90)
@@ -188,6 +201,11 @@ def test_the_sample_of_lines_that_were_written_over_holds_their_last_states(stor
     sample = take_sample(stored(f"start{progress}\r\nsecond\nthird{progress}\n"))
     assert sample.whole
     assert sample.head == "progress 19999%\nsecond\nprogress 19999%\n"
+
+
+def test_of_megabytes_of_states_in_one_line_only_the_last_is_given() -> None:
+    chunks = [b"\rprogress %07d" % n * 10_000 for n in range(20)]
+    assert list(last_states(iter([*chunks, b"\r\n"]))) == [b"progress 0000019\n"]
 
 
 @given(

@@ -165,6 +165,21 @@ def test_of_a_few_very_long_lines_each_is_shown_with_its_start_and_end(stored) -
     assert len(shown[0]) > 240
 
 
+def test_an_error_within_a_very_long_line_stands_between_its_start_and_its_end(stored) -> None:
+    text = stored(f"start {'x' * 100_000} a.c:3:1: error: lost {'y' * 100_000} end\nlast\n")
+    shown = [line.text for line in preview_lines(text, Kind.TEXT)]
+    assert [line.split(": ")[0] for line in shown] == ["1", shown[1].split(": ")[0], "line 1 ends", "2"]
+    assert shown[1].startswith("1 (column ")
+    assert "error: lost" in shown[1]
+
+
+def test_what_follows_a_colon_ranks_next_to_its_line(stored) -> None:
+    text = stored(
+        amid("{} INFO fine", "* What went wrong:\nno such task\n9 INFO fine\nKeyError: 'x'\nE       assert 1")
+    )
+    assert "2502: no such task" in best(text, Kind.LOG, count=5)
+
+
 # What is not of the text's kind
 
 
