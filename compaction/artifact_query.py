@@ -174,10 +174,13 @@ def search_text(text: StoredText, query: str, asked: Asked) -> str:
             scan.counts_only = True
             counting.begin()
     shows = _HitLines(text, hits)
+    notes = pattern_notes(pattern)
+    if not (hits or query.isascii()) and "\ufffd" in take_sample(text).head:
+        notes.append("not all of it is UTF-8, and in the rest only ASCII is found")
 
     def footer(shown: int) -> str:
         said = _search_notes(scan, hits, shown, asked=asked, counting=counting, line_count=text.line_count)
-        return f"[{'; '.join((*pattern_notes(pattern), *said))}]"
+        return f"[{'; '.join((*notes, *said))}]"
 
     def answer(shown: int) -> str:
         return "\n".join((*shows.lines(shown), footer(shown)))

@@ -43,7 +43,7 @@ def read_bytes(text: StoredText, asked: Asked) -> str:
     def footer(shown: int) -> str:
         last = asked.line + shown - 1
         more = f"; next: offset={last + 1}" if last < total else ""
-        return f"[binary, lines {asked.line}-{last} of {_lines_text(total)}{more}]"
+        return f"[lines {asked.line}-{last} of {total:,}, each {LINE_BYTES} bytes of binary content{more}]"
 
     return asked.fitted(
         most, lambda shown: "\n".join((*lines[:shown], footer(shown))), lambda size: f"{lines[0][:size]}…\n{footer(1)}"

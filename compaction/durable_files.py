@@ -24,7 +24,6 @@ _WAYS_OUT = {
     errno.EACCES: "permission denied. Make the folder writable for this user",
     errno.EPERM: "permission denied. Make the folder writable for this user",
     errno.EEXIST: "a file has the name of a folder that is needed. Move it away",
-    errno.ENOTDIR: "a file has the name of a folder that is needed. Move it away",
     errno.EISDIR: "a folder has the name of a file that is needed. Move it away",
     errno.EIO: "the device reports an error. Look at the disk before going on",
 }

@@ -223,6 +223,7 @@ def _is_numbered(head: str, tail: str) -> bool:
 _JSON_START = re.compile(r'\s*(?:\{\s*["}]|\[\s*(?:[\[{"\]]|-?[0-9]|true|false|null))')
 _JSON_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"?')
 _JSON_BARE = re.compile(r"(?:[\[\]{}:,\s]|-?[0-9][0-9.eE+-]*|true|false|null|NaN)*+")
+_JSON_SHARE = 0.7
 _LONGEST_WORD = 5  # a head may be cut within a word
 
 
@@ -234,7 +235,11 @@ def looks_like_json(head: str, *, whole: bool) -> bool:
     if json_records(head, whole=whole):
         return True
     bare = _JSON_BARE.match(_JSON_STRING.sub("0", head))
-    return bare is not None and not bare.string[bare.end() + (0 if whole else _LONGEST_WORD) :]
+    if bare is None or not bare.string[bare.end() + (0 if whole else _LONGEST_WORD) :]:
+        return bare is not None
+    # Something else may follow the end of the value on a line of its own.
+    value = bare[0].rstrip(" \t")
+    return value.endswith(("}\n", "]\n")) and bare.end() >= _JSON_SHARE * len(bare.string)
 
 
 def json_records(head: str, *, whole: bool) -> list[object]:

@@ -158,8 +158,8 @@ class ByteScan:
             if match is None or match.start() == len(block):
                 return
             first, last = match.span()
-            if is_part and last == len(block) and first > len(block) - _OVERLAP_BYTES:
-                return  # what it is shows only with what follows
+            if is_part and first > len(block) - _OVERLAP_BYTES:
+                return  # how far it goes shows only with what follows
             self.reached = passed + first + self._step_bytes - (passed + first) % self._step_bytes
             yield range(passed + first, passed + last)
 

@@ -13,9 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _GROUPS_LIMIT = 4096
-_KNOWN_LIMIT = 1 << 16
-_LOOKS_LIMIT = 60_000
-_BLOCK_LOOKS = 200
+_KNOWN_LIMIT = 1 << 14
+_STEP_BYTES = 1 << 17
+_LOOKS_LIMIT = 30_000
+_STEP_LOOKS = 25
 _LOOKED_AT_BYTES = 300
 _LEAST_LINES = 24
 _EVEN_SHARE = 0.95
@@ -29,11 +30,9 @@ _RARE_HELD = 200
 # for telling lines apart.
 _HEX_DIGITS = b"0123456789abcdefABCDEF"
 _WORD = re.compile(rb"[^\W\d_]+[:,.;!?]?|[^\w\s]+", re.ASCII)
-_NAME = b"\x00"
+_NAME, _INDENT = b"\x00", b"\x04"
 _RUN_MARKS = (b"", b"\x01", b"\x02", b"\x02", b"\x03")
 """What stands for a run of words that are not shared, by their number: one, a few, many."""
-
-Shape = tuple[bytes, ...]
 
 
 @dataclass(slots=True)
@@ -53,7 +52,7 @@ class RareScan:
     """
 
     def __init__(self) -> None:
-        self._groups: dict[Shape, RareLine] = {}
+        self._groups: dict[bytes, RareLine] = {}
         self._known: dict[int, RareLine] = {}
         self._shared: frozenset[bytes] | None = None
         self._line = 1
@@ -64,14 +63,20 @@ class RareScan:
     def check_integrity(self) -> None:
         """Assert that what is held is bounded."""
         assert len(self._groups) <= _GROUPS_LIMIT
-        assert len(self._known) <= _KNOWN_LIMIT + _GROUPS_LIMIT
+        assert len(self._known) <= _KNOWN_LIMIT + _STEP_BYTES
         assert all(one.count >= 1 and len(one.text) <= _LOOKED_AT_BYTES for one in self._groups.values())
         assert not (self._given_up and self._groups)
 
     def feed(self, block: bytes) -> None:
         """Read on. Of a line that comes in several blocks, the first counts."""
-        if self._given_up or not block:
-            return
+        # [start, end): so few lines that holding each of them takes little.
+        start = 0
+        while start < len(block) and not self._given_up:
+            end = block.find(b"\n", start + _STEP_BYTES) + 1 or len(block)
+            self._read(block[start:end])
+            start = end
+
+    def _read(self, block: bytes) -> None:
         begins_within, self._within_line = self._within_line, not block.endswith(b"\n")
         lines = block.translate(None, _HEX_DIGITS).split(b"\n")
         if not self._within_line:
@@ -108,7 +113,7 @@ class RareScan:
         if len(self._known) > _KNOWN_LIMIT:
             self._known.clear()
         raw = block.split(b"\n")
-        looks = max(self._looks_left, _BLOCK_LOOKS)
+        looks = max(self._looks_left, _STEP_LOOKS)
         for place, line in enumerate(lines):
             if line not in unknown:
                 continue
@@ -153,7 +158,7 @@ def first_of_runs(rare: Iterable[RareLine], line_count: int) -> list[RareLine]:
     What stands at the start or at the end of the text comes last: a preview shows those anyway.
     """
     ordered = []
-    place, before, begins = 0, 0, 0
+    place, before, begins = 0, -9, 0
     for one in rare:
         near = one.line - before <= 2
         place, begins = (place + 1, begins) if near else (0, one.line)
@@ -163,42 +168,42 @@ def first_of_runs(rare: Iterable[RareLine], line_count: int) -> list[RareLine]:
     return [entry[-1] for entry in sorted(ordered, key=lambda entry: entry[:-1])]
 
 
-def _words_of(line: bytes) -> Shape:
-    """Return the words and signs of a line in order, a mark for every run of what is neither."""
-    shape = [b" "] if line[:1].isspace() else []
+def _words_of(line: bytes) -> bytes:
+    """Return the words and signs of a line in order, a mark for every run of what is neither, with blanks between."""
+    shape = [_INDENT] if line[:1].isspace() else []
     for part in line.split():
         if _WORD.fullmatch(part):
             shape.append(part)
         elif not shape or shape[-1] != _NAME:
             shape.append(_NAME)
-    return tuple(shape)
+    return b" ".join(shape)
 
 
-def _shared_words(groups: dict[Shape, RareLine]) -> frozenset[bytes]:
+def _shared_words(groups: dict[bytes, RareLine]) -> frozenset[bytes]:
     counts: Counter[bytes] = Counter()
     for shape, group in groups.items():
-        for word in set(shape):
+        for word in set(shape.split(b" ")):
             counts[word] += group.count
     total = sum(group.count for group in groups.values())
     return frozenset(word for word, count in counts.items() if count >= max(3, total // _SHARED_WORD))
 
 
-def _reduced(shape: Shape, shared: frozenset[bytes]) -> Shape:
+def _reduced(shape: bytes, shared: frozenset[bytes]) -> bytes:
     reduced: list[bytes] = []
     others = 0
-    for word in (*shape, b""):
-        if word and word != _NAME and word not in shared and word not in _RUN_MARKS:
+    for word in (*shape.split(b" "), b""):
+        if word and word not in (_NAME, _INDENT) and word not in shared and word not in _RUN_MARKS:
             others += 1
             continue
         if others:
             reduced.append(_RUN_MARKS[min(others, 4)])
             others = 0
         reduced.append(word)
-    return tuple(reduced[:-1])
+    return b" ".join(reduced[:-1])
 
 
-def _merged(groups: dict[Shape, RareLine], shared: frozenset[bytes]) -> dict[Shape, RareLine]:
-    merged: dict[Shape, RareLine] = {}
+def _merged(groups: dict[bytes, RareLine], shared: frozenset[bytes]) -> dict[bytes, RareLine]:
+    merged: dict[bytes, RareLine] = {}
     for shape, group in groups.items():
         known = merged.setdefault(_reduced(shape, shared), RareLine(group.line, group.text, 0))
         known.count += group.count

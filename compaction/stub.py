@@ -10,7 +10,8 @@ import msgspec
 from .artifacts import ArtifactRef
 from .contents import has_contents
 from .kinds import Kind
-from .quoting import PreviewLine, cleaned, clipped
+from .previews import best_line
+from .quoting import PreviewLine, cleaned, clipped, entries_left
 
 LEAST_BUDGET_TOKENS = 128
 _LINE_CHARS = (256, 100, 60)
@@ -124,7 +125,7 @@ def _queries(facts: StubFacts, preview: Sequence[PreviewLine]) -> str:
     if not facts.queryable:
         return f"no tool of this session looks into it; artifact {facts.ref.short_id}, path {cleaned(facts.shown_path)}"
     toc = "action=toc, " if has_contents(facts.kind) else ""
-    read = f"action=read offset={_line_to_read_from(facts.kind, preview)}"
+    read = f"action=read offset={_line_to_read_from(preview)}"
     return f"artifact id={facts.ref.short_id} {toc}action=search query=…, {read}"
 
 
@@ -134,12 +135,9 @@ def _shortest(facts: StubFacts) -> str:
     return f"artifact id={facts.ref.short_id} action=search query=…, action=read"
 
 
-def _line_to_read_from(kind: Kind, preview: Sequence[PreviewLine]) -> int:
-    """Return where reading helps most: a little before what went wrong, else the beginning."""
-    quoted = [line for line in preview if line.line and line.lines]
-    if kind not in (Kind.LOG, Kind.TRACEBACK) or not quoted:
-        return 1
-    return max(1, min(quoted, key=lambda line: line.rank).line - _LINES_BEFORE)
+def _line_to_read_from(preview: Sequence[PreviewLine]) -> int:
+    """Return where reading helps most: a little before what is quoted first of all, else the beginning."""
+    return max(1, best_line(preview) - _LINES_BEFORE)
 
 
 def _source(facts: StubFacts) -> str:
@@ -163,7 +161,8 @@ def _shown(preview: Sequence[PreviewLine], line_chars: int) -> list[str]:
             passed = max(passed, line.line + line.lines)
         text = clipped(cleaned(line.text), limit=line_chars)
         shown.append(f" {text}" if text.startswith("[") else text)
-    return shown
+    left = entries_left(preview)
+    return [*shown, f"… {left:,} more"] if left else shown
 
 
 def _gap(lines: int) -> list[str]:

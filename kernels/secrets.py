@@ -8,7 +8,7 @@ nothing. `secret_patterns` says what a secret looks like.
 from __future__ import annotations
 
 import hashlib
-import re
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -17,15 +17,18 @@ from typing import Final
 import numpy as np
 
 from .secret_patterns import (
+    ESCAPE_BYTES,
     FORMS,
     HEAD_BYTES,
     TAIL_LOOK_BYTES,
     SecretForm,
+    compiled_escapes,
     compiled_heads,
     compiled_rest,
     compiled_scout,
     compiled_tail,
     compiled_whole,
+    compiled_written_escape,
 )
 from .text_encoding import UTF_8, TextEncoding
 
@@ -50,17 +53,54 @@ def redact(data: bytes, encoding: TextEncoding = UTF_8) -> Redacted:
 
 def redact_reference(data: bytes) -> Redacted:
     """The same for UTF-8, with one pattern over the whole."""
+    view = _view(data, behind=b"", final=True)
     counts: dict[str, int] = {}
-
-    def replace(match: re.Match[bytes]) -> bytes:
+    out, given = [], 0
+    for match in compiled_whole().finditer(view.text):
         place = match.lastindex
         assert place is not None
         kind = FORMS[place - 1].kind
         counts[kind] = counts.get(kind, 0) + 1
-        label = data[match.start() : match.start(place)]
-        return label + f"[redacted:{kind}:{hashlib.sha256(match[place]).hexdigest()[:8]}]".encode()
+        out.append(data[given : view.unit_at(match.start(place))])
+        out.append(f"[redacted:{kind}:{hashlib.sha256(match[place]).hexdigest()[:8]}]".encode())
+        given = view.unit_at(match.end(place) - 1) + 1
+    return Redacted(b"".join([*out, data[given:]]), counts)
 
-    return Redacted(compiled_whole().sub(replace, data), counts)
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A text as it is looked at: one byte for each code unit, without a terminal's codes.
+
+    `gaps` are the places in `text` where units are hidden, `hidden` how many there are up to each of them.
+    """
+
+    text: bytes
+    gaps: list[int]
+    hidden: list[int]
+
+    def unit_at(self, place: int) -> int:
+        """Return which unit stands at a place; at the end of `text` the first that was not looked at."""
+        return place + self.hidden[bisect_right(self.gaps, place) - 1]
+
+
+def _view(units: bytes, *, behind: bytes, final: bool) -> _View:
+    """Hide what ESCAPE_BYTES or the end of the text follow; `behind` was given out and stands before the units."""
+    end = len(units) if final else max(0, len(units) - ESCAPE_BYTES)
+    if b"\x1b" not in units and not compiled_written_escape().search(units):
+        return _View(behind + units[:end], [0], [-len(behind)])
+    pieces = compiled_escapes().split(units)  # text, escape, whether words are parted; and so on
+    seen = [b"" if parted is None else b"\x1b" for parted in pieces[2::3]]
+    texts, escapes, shown = (np.fromiter(map(len, part), dtype=np.int64) for part in (pieces[::3], pieces[1::3], seen))
+    ends = np.cumsum(texts[:-1] + escapes)
+    count = int(np.searchsorted(ends - escapes, end))
+    hidden = np.cumsum(escapes - shown) - len(behind)
+    pieces[1::3], pieces[2::3] = seen, [b""] * len(seen)
+    last = units[int(ends[count - 1]) if count else 0 : end]
+    return _View(
+        b"".join([behind, *pieces[: 3 * count], last]),
+        [0, *(ends - hidden)[:count].tolist()],
+        [-len(behind), *hidden[:count].tolist()],
+    )
 
 
 @dataclass(slots=True)
@@ -83,9 +123,10 @@ class _Found:
 class Redactor:
     """Redacts a text that comes in chunks: all that is given out together is `redact` of the whole.
 
-    It holds less than a megabyte, whatever comes. A secret may be of any length: its beginning decides (labels and all
-    that a pattern has to see; a JWT's header up to 8 KiB, a password in a URL up to 1 KiB), and what goes on from
-    there is hashed and dropped as it comes. What does not show itself as a secret within HEAD_BYTES is not one.
+    It holds less than a megabyte, and a few where a text is all colour codes. A secret may be of any length: its
+    beginning decides (labels and all that a pattern has to see; a JWT's header up to 8 KiB, a password in a URL up to
+    1 KiB), and what goes on from there is hashed and dropped as it comes. What does not show itself as a secret within
+    HEAD_BYTES is not one.
 
     UTF-16 and UTF-32 are looked at through one byte for each code unit, so that what is no secret is given out as it
     came, lone surrogates and a cut unit at the end too. `chunks` begin with the byte order mark or behind it.
@@ -95,7 +136,8 @@ class Redactor:
         self._encoding = encoding
         self._block_bytes = block_bytes
         self._held = bytearray()
-        self._given_units = 0  # at the front of what is held, kept for what looks back
+        self._look_bytes = block_bytes
+        self._behind = b""  # the last unit that was looked at and is not held, for what looks back
         self._secret: _Secret | None = None
         self._counts: dict[str, int] = {}
 
@@ -111,9 +153,10 @@ class Redactor:
 
     def check_integrity(self) -> None:
         """Assert that what is held is bounded, and that a secret which was begun is counted."""
-        assert 0 <= self._given_units <= 1
-        unit = self._encoding.unit_bytes
-        assert self._given_units * unit <= len(self._held) <= max(self._block_bytes, (HEAD_BYTES + 2) * unit)
+        assert len(self._behind) <= 1
+        plain = not {0x1B, 0x5C} & set(self._held)
+        undecided = HEAD_BYTES + ESCAPE_BYTES if plain else 2 * HEAD_BYTES * ESCAPE_BYTES
+        assert len(self._held) <= max(self._block_bytes, undecided * self._encoding.unit_bytes)
         assert all(count > 0 for count in self._counts.values())
         assert self._secret is None or self._secret.form.kind in self._counts
 
@@ -123,7 +166,7 @@ class Redactor:
         view = memoryview(chunk)
         for start in range(0, len(chunk), BLOCK_BYTES):
             self._held += view[start : start + BLOCK_BYTES]
-            if len(self._held) >= self._block_bytes:
+            if len(self._held) >= self._look_bytes:
                 out.append(self._advance(final=False))
         return b"".join(out)
 
@@ -131,47 +174,57 @@ class Redactor:
         """Return the rest. The next text may be fed then; counts go on."""
         out = self._advance(final=True)
         self._held.clear()
-        self._given_units = 0
+        self._behind = b""
         return out
 
     def _advance(self, *, final: bool) -> bytes:
         raw, unit = bytes(self._held), self._encoding.unit_bytes
-        view = _one_byte_units(raw, self._encoding)
+        view = _view(units := _one_byte_units(raw, self._encoding), behind=self._behind, final=final)
         out: list[bytes] = []
-        at = self._given_units
+        at, given = len(self._behind), 0
         while True:
             if self._secret is not None:
-                at = self._pass_secret(self._secret, view, at, final=final, out=out)
+                end = self._pass_secret(self._secret, view, at, raw, final=final, out=out)
+                given = view.unit_at(end - 1) + 1 if end > at else given
+                at = end
                 if self._secret is not None:
                     break
-            found = _next_secret(view, at, final=final)
-            out.append(raw[at * unit : found.start * unit])
-            at = found.end
+            found = _next_secret(view.text, at, final=final)
+            start = view.unit_at(found.start)
+            out.append(raw[given * unit : start * unit])
+            at, given = found.end, start
             if found.form is None:
                 break
-            self._begin_secret(found.form, raw[found.start * unit : found.end * unit])
+            given = view.unit_at(found.end - 1) + 1
+            self._secret = _Secret(found.form)
+            self._counts[found.form.kind] = self._counts.get(found.form.kind, 0) + 1
+            self._secret.digest.update(self._utf_8(view, found.start, found.end, raw))
         if final:
-            out.append(raw[len(view) * unit :])
-        self._given_units = min(at, 1)
-        del self._held[: (at - self._given_units) * unit]
+            out.append(raw[len(units) * unit :])
+        self._behind = view.text[max(0, at - 1) : at]
+        del self._held[: given * unit]
+        self._look_bytes = self._block_bytes if len(self._held) < BLOCK_BYTES else 2 * len(self._held)
         return b"".join(out)
 
-    def _begin_secret(self, form: SecretForm, head: bytes) -> None:
-        self._secret = _Secret(form)
-        self._counts[form.kind] = self._counts.get(form.kind, 0) + 1
-        wide = self._encoding.unit_bytes > 1
-        self._secret.digest.update(head.decode(self._encoding.name, "replace").encode() if wide else head)
+    def _utf_8(self, view: _View, start: int, end: int, raw: bytes) -> bytes:
+        """Return what is seen from place `start` to `end`, in UTF-8."""
+        seen, unit = view.text[start:end], self._encoding.unit_bytes
+        if unit == 1 or seen.isascii():
+            return seen
+        units = [view.unit_at(place) * unit for place in range(start, end)]
+        return b"".join(raw[at : at + unit] for at in units).decode(self._encoding.name, "replace").encode()
 
-    def _pass_secret(self, secret: _Secret, view: bytes, at: int, *, final: bool, out: list[bytes]) -> int:
+    def _pass_secret(self, secret: _Secret, view: _View, at: int, raw: bytes, *, final: bool, out: list[bytes]) -> int:
         """Return where the secret ends, with its mark in `out`; or as far as it goes on for sure."""
-        tail = compiled_tail(secret.form).match(view, at)
+        tail = compiled_tail(secret.form).match(view.text, at)
         assert tail is not None, "a tail may be empty"
-        secret.digest.update(tail[0])
-        if not final and len(view) - tail.end() < TAIL_LOOK_BYTES:
-            return tail.end()
-        rest = compiled_rest(secret.form).match(view, tail.end())
+        end = tail.end()
+        secret.digest.update(self._utf_8(view, at, end, raw))
+        if not final and len(view.text) - end < TAIL_LOOK_BYTES:
+            return end
+        rest = compiled_rest(secret.form).match(view.text, end)
         assert rest is not None, "a rest may be empty"
-        secret.digest.update(rest[0])
+        secret.digest.update(self._utf_8(view, end, rest.end(), raw))
         self._secret = None
         mark = f"[redacted:{secret.form.kind}:{secret.digest.hexdigest()[:8]}]"
         out.append(mark.encode(self._encoding.name))

@@ -43,7 +43,7 @@ class IgnoreRules:
         """Whether a path, relative to the workspace, is ignored; its parents are taken not to be."""
         name = f"{path}/" if is_folder else path
         for prefix, rules in reversed(self._levels):
-            verdict = rules.check_file(name[len(prefix) :]).include
+            verdict = _verdict(rules, name[len(prefix) :])
             if verdict is not None:
                 return verdict
         return False
@@ -57,6 +57,22 @@ class IgnoreRules:
             return self
         level = ("" if in_root else f"{folder}/", compile_patterns(tuple(lines)))
         return IgnoreRules((*self._levels, level))
+
+
+def _verdict(rules: pathspec.GitIgnoreSpec, name: str) -> bool | None:
+    """Return whether a rule ignores (True) or re-includes (False) the entry itself; None where none speaks of it.
+
+    pathspec lets a rule for a folder speak of all that is below it too. Where a folder is ignored nothing below is
+    looked at, but one that a rule re-includes would take back what another rule ignores inside.
+    """
+    verdict = rules.check_file(name).include
+    if verdict is None or all(pattern.include is not False for pattern in rules.patterns):
+        return verdict
+    for pattern in reversed(rules.patterns):
+        found = None if pattern.regex is None else pattern.regex.match(name)
+        if found is not None and found.end() == len(name):
+            return bool(pattern.include)
+    return None
 
 
 class TreeWalk:

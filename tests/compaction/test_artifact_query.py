@@ -102,6 +102,7 @@ def test_the_pages_of_a_search_show_every_hit_once(
 
 
 @given(st.lists(st.sampled_from(["", "needle", "hay", "[3 hits in 9 lines]", "5:\tneedle"]), max_size=30))
+@example(["needle", *[""] * 4, "needle", *[""] * 5, "needle"])
 @PROPERTY
 def test_each_line_stands_behind_its_number_and_neighbours_are_those_of_the_text(
     opened: Open, lines: list[str]
@@ -157,6 +158,14 @@ def test_once_there_are_hits_enough_to_show_they_are_counted_for_a_second_at_mos
     assert "[50,000 hits in 100,000 lines; these" in search_text(text, "needle", asked(200))
     late = search_text(text, "needle", asked(200, line=99_990, clock=lambda: next(times)))
     assert footer_of(late).startswith("[5 hits from offset=99990 on, to line 100000]")
+
+
+def test_letters_that_cannot_be_found_in_an_older_encoding_are_said_to_be(opened: Open) -> None:
+    text = "Привет, world\n"
+    answer = search_text(opened(text.encode("cp1251") * 9), "привет", asked())
+    assert answer == "[not all of it is UTF-8, and in the rest only ASCII is found; no hits in 9 lines]"
+    assert search_text(opened(text.encode("cp1251")), "world", asked()).startswith("1:\t\ufffd")
+    assert search_text(opened(text.encode()), "мир", asked()) == "[no hits in 1 line]"
 
 
 def test_the_place_to_go_on_is_read_from_the_last_line_alone() -> None:

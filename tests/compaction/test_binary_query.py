@@ -65,7 +65,7 @@ def test_a_line_of_bytes_has_its_number_hex_and_what_is_printable(opened: Open) 
     assert read_bytes(text, asked()) == (
         "1\t50 4b 03 04 20 61 7c 62 0d 0a 1b e9 00 5b 31 5d  |PK.. a|b.....[1]|\n"
         "2\t74 61 69 6c                                      |tail|\n"
-        "[binary, lines 1-2 of 2 lines of 16 bytes]"
+        "[lines 1-2 of 2, each 16 bytes of binary content]"
     )
     with pytest.raises(ToolError, match="has 2 lines of 16 bytes; offset 3 is past its end"):
         read_bytes(text, asked(line=3))
@@ -99,6 +99,9 @@ def test_a_match_is_shown_with_the_lines_that_it_goes_on_in(opened: Open) -> Non
     assert answer.endswith("\n[binary: 5 hits in 50 lines of 16 bytes]")
     once = search_bytes(opened(bytes(data)), r"\x00x{40}", asked())
     assert [(number, mark) for number, mark, _ in shown_lines(once)] == [(2, ":"), (3, ""), (4, ""), (5, "")]
+    data[480:496] = b"z" * 16
+    to_the_end = search_bytes(opened(bytes(data)), "z+", asked())
+    assert [(number, mark) for number, mark, _ in shown_lines(to_the_end)] == [(31, ":")]
     assert search_bytes(opened(bytes(data)), "y", asked()) == "[binary: no hits in 50 lines of 16 bytes]"
 
 

@@ -271,7 +271,7 @@ def test_a_rare_grave_line_outranks_what_the_program_went_on_after() -> None:
     found = scan(f"{handled}2026-11-30 10:00:00 CRITICAL giving up\n{handled}")
     assert found[0].text == "…CRITICAL giving up"
     rare = scan(handled + "KeyError: 'x'\n" + handled)
-    assert [error.text for error in rare if error.error_class is ErrorClass.EXCEPTION][0] == "KeyError: 'x'"
+    assert next(error.text for error in rare if error.error_class is ErrorClass.EXCEPTION) == "KeyError: 'x'"
 
 
 def test_a_grave_line_of_a_log_stays_behind_the_only_exception() -> None:

@@ -180,6 +180,8 @@ def test_hits_that_are_only_counted_are_as_many_as_those_given() -> None:
         given_hits += 1
         scan.counts_only = given_hits == 7
     assert (given_hits, scan.found) == (7, 1003)
+    by_line = MatchScan(compile_pattern("needle"))
+    assert len(list(by_line.hits(chunked(b"needle" + b"x" * (3 << 20) + b"needle")))) == by_line.found == 1
 
 
 # It makes a pattern so large that it is shown small blocks, as hostile ones are.
@@ -209,6 +211,20 @@ def test_the_first_match_in_each_step_of_bytes_is_found(
         assert list(scan.matches(chunked(data, chunk_bytes))) == expected
         scan.check_integrity()
         assert scan.reached >= len(data)
+
+
+def test_what_lies_across_two_blocks_of_bytes_is_found_once_and_whole() -> None:
+    source = r"\bneee|nee(?:eedle)?" + LARGE
+    pattern = compile_pattern(source, for_bytes=True)
+    plain = re.compile(source.encode())
+    block = pattern.block_bytes
+    assert block < 10_000
+    for edge in (block, block - 2048):
+        for shift in range(-9, 3):
+            for before in (b"x", b" "):
+                data = before * (edge + shift) + b"neeeedle" + before * block
+                found = list(ByteScan(pattern).matches(chunked(data)))
+                assert found == [range(*each.span()) for each in plain.finditer(data)], (edge, shift, before)
 
 
 def test_a_scan_of_bytes_that_was_stopped_goes_on_where_it_says() -> None:

@@ -20,8 +20,8 @@ from chapbook.compaction.kinds import Kind, detect_kind
 from chapbook.compaction.preview_binary import describe_binary
 from chapbook.compaction.preview_json import close_json
 from chapbook.compaction.preview_table import count_records
-from chapbook.compaction.previews import in_order, preview_lines
-from chapbook.compaction.quoting import PreviewLine, cleaned, clipped, quoted
+from chapbook.compaction.previews import best_line, in_order, preview_lines
+from chapbook.compaction.quoting import PreviewLine, cleaned, clipped, entries_left, quoted
 
 
 def best(text, kind=None, *, count=8) -> list[str]:
@@ -109,6 +109,141 @@ def test_one_line_of_megabytes_shows_its_head_and_its_tail(stored, kind) -> None
     assert shown[1].text.startswith("line 1 ends: …xx")
     assert shown[1].text.endswith("x end")
     assert len(shown) == 2
+
+
+def amid(line: str, odd: str, *, count: int = 2500) -> str:
+    return "".join(f"{line.format(n)}\n" for n in range(count)) + f"{odd}\n" + f"{line.format(7)}\n" * count
+
+
+@pytest.mark.parametrize("line", ["item number {} of the list done", "/srv/x{}/y.dat", "{} INFO fine"])
+def test_the_one_line_of_another_shape_is_shown_whatever_it_says(stored, line) -> None:
+    text = stored(amid(line, "quorum of the ring vanished"))
+    shown = preview_lines(text, detect_kind(text))
+    assert best_line(shown) == 2501
+    assert "2501: quorum of the ring vanished" in best(text, count=3)
+
+
+def test_rare_lines_rank_behind_known_failures_and_before_the_edges(stored) -> None:
+    text = stored(amid("{} INFO fine", "the ring vanished\n9 INFO fine\n\n9 INFO fine\nKeyError: 'x'"))
+    ranked = [line.line for line in sorted(preview_lines(text, Kind.LOG), key=lambda line: line.rank) if line.line]
+    assert ranked[0] == 2505
+    assert ranked.index(2501) < ranked.index(1)
+    assert ranked.index(2501) < ranked.index(2)
+
+
+def test_an_even_text_tells_of_the_errors_of_a_log_and_prose_does_not(stored) -> None:
+    told = "the report [ERROR] is closed"
+    assert f"2501: {told}" in best(stored(amid("copied {}", told)), Kind.TEXT, count=3)
+    prose = "".join(" ".join(random.Random(n).choices("abcdefghijkl", k=12)) + "\n" for n in range(900))
+    assert not any(told in line.text for line in preview_lines(stored(f"{prose}{told}\n{prose}"), Kind.TEXT))
+
+
+def test_the_best_line_is_the_failure_and_none_where_only_statements_are(stored, sample) -> None:
+    text = stored(sample("plain_prose") + "src/a.c:3:1: error: expected ';'\n" + sample("plain_prose"))
+    assert best_line(preview_lines(text, Kind.TEXT)) == 901
+    assert best_line(preview_lines(stored(sample("plain_prose")), Kind.TEXT)) == 1
+    assert best_line([PreviewLine("object, 2 keys", 0)]) == best_line([]) == 0
+
+
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_lines_written_over_show_their_last_states_and_those_around_them(stored, end) -> None:
+    progress = "\r".join(f"progress {n}%" for n in range(20_000))
+    text = stored(f"Collecting\n{progress}\nInstalled\n{progress}{end}")
+    assert [line.text for line in preview_lines(text, Kind.TEXT)] == [
+        "1: Collecting",
+        "2: progress 19999%",
+        "3: Installed",
+        "4: progress 19999%",
+    ]
+
+
+def test_of_a_few_very_long_lines_each_is_shown_with_its_start_and_end(stored) -> None:
+    text = stored(f"one {'x' * 100_000} ONE\ntwo\nthree {'y' * 100_000} THREE\n")
+    shown = [line.text for line in preview_lines(text, Kind.TEXT)]
+    assert [line[:12] for line in shown] == ["1: one xxxxx", "line 1 ends:", "2: two", "3: three yyy", "line 3 ends:"]
+    assert (shown[1][-5:], shown[4][-7:]) == ("x ONE", "y THREE")
+    assert len(shown[0]) > 240
+
+
+def test_an_error_within_a_very_long_line_stands_between_its_start_and_its_end(stored) -> None:
+    text = stored(f"start {'x' * 100_000} a.c:3:1: error: lost {'y' * 100_000} end\nlast\n")
+    shown = [line.text for line in preview_lines(text, Kind.TEXT)]
+    assert [line.split(": ")[0] for line in shown] == ["1", shown[1].split(": ")[0], "line 1 ends", "2"]
+    assert shown[1].startswith("1 (column ")
+    assert "error: lost" in shown[1]
+
+
+def test_what_follows_a_colon_ranks_next_to_its_line(stored) -> None:
+    text = stored(
+        amid("{} INFO fine", "* What went wrong:\nno such task\n9 INFO fine\nKeyError: 'x'\nE       assert 1")
+    )
+    assert "2502: no such task" in best(text, Kind.LOG, count=5)
+
+
+# What is not of the text's kind
+
+
+FOREIGN = {
+    "csv_table": Kind.CSV,
+    "git_diff": Kind.DIFF,
+    "json_lines": Kind.JSON,
+    "package_json": Kind.JSON,
+    "markdown_book": Kind.MARKDOWN,
+    "python_source": Kind.PYTHON,
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_an_end_of_another_kind_is_shown(stored, sample, name) -> None:
+    text = stored(sample(name) + "job ended early by its owner\n")
+    assert detect_kind(text) is FOREIGN[name]
+    assert f"{text.line_count}: job ended early by its owner" in best(text, count=5)
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_traceback_behind_a_structured_text_is_shown(stored, sample, name) -> None:
+    trace = 'Traceback (most recent call last):\n  File "x.py", line 3, in f\n    g()\nOops: gone\n'
+    text = stored(sample(name) + trace + "bye\n")
+    assert detect_kind(text) is FOREIGN[name]
+    assert f"{text.line_count - 1}: Oops: gone" in best(text, count=5)
+
+
+@pytest.mark.parametrize("name", ["csv_table", "json_lines"])
+@pytest.mark.parametrize("line", ["ERROR: export aborted", "the ring vanished"])
+def test_a_line_amid_records_that_is_none_is_shown(stored, sample, name, line) -> None:
+    text = sample(name).replace("note\nof two lines, and", "note of")
+    data = stored(f"{text}{line}\n" + "\n".join(text.split("\n")[1:]))
+    assert any(shown.endswith(f": {line}") for shown in best(data, count=5))
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_text_that_is_all_of_its_kind_shows_no_error(stored, sample, name) -> None:
+    text = stored(sample(name))
+    shown = [line.line for line in preview_lines(text, FOREIGN[name]) if line.line and line.lines]
+    last = len(sample(name).rstrip().split("\n"))
+    assert set(shown) <= {1, last}
+
+
+def test_rows_and_records_that_hold_words_of_errors_are_not_foreign(stored) -> None:
+    table = "id\tlevel\ttext\n" + "".join(f"{n}\tERROR\terror: {n}\n" for n in range(900))
+    assert not any(line.line for line in preview_lines(stored(table), Kind.CSV))
+    pretty = json.dumps({"a": [{"error: x": "KeyError: 'y'"} for _ in range(900)]}, indent=1)
+    assert not any(line.line for line in preview_lines(stored(pretty), Kind.JSON))
+
+
+def test_a_traceback_quoted_within_a_document_is_not_at_its_end(stored, sample) -> None:
+    quoted_trace = "```\nTraceback (most recent call last):\n  File \"a\", line 1\nKeyError: 'x'\n```\n\n"
+    text = stored(quoted_trace + sample("markdown_book"))
+    assert not any("KeyError" in line.text for line in preview_lines(text, Kind.MARKDOWN))
+
+
+def test_entries_say_of_how_many_they_are(stored, sample) -> None:
+    for name, total in (("python_source", 301), ("markdown_book", 119), ("git_diff", 3)):
+        text = stored(sample(name))
+        shown = preview_lines(text, detect_kind(text))
+        entries = [line for line in shown if line.entries]
+        assert entries_left(entries[:2]) == total - 2
+    assert entries_left([PreviewLine("1: x", 0, 1)]) == 0
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.BINARY])

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -176,8 +177,15 @@ def test_reading_is_suggested_where_the_failure_is(smollm2_count) -> None:
     preview = [PreviewLine("1: start", 5, 1), PreviewLine("400: E assert", 0, 400), PreviewLine("9000: end", 6, 9000)]
     log = write_stub(facts_of(kind=Kind.LOG), preview, budget_tokens=300, count=smollm2_count)
     assert "action=read offset=395" in log
-    prose = write_stub(facts_of(kind=Kind.TEXT), preview, budget_tokens=300, count=smollm2_count)
-    assert "action=read offset=1;" in prose
+    nothing = write_stub(facts_of(kind=Kind.JSON), [], budget_tokens=300, count=smollm2_count)
+    assert "action=read offset=1;" in nothing
+
+
+def test_what_contents_are_left_out_is_counted(stored, smollm2_count) -> None:
+    book = "".join(f"# Chapter {number}\n\nIt was a dark and stormy night, once more.\n\n" for number in range(200))
+    text = stub_of(stored(book), budget_tokens=300, count=smollm2_count)
+    entries = re.findall(r"(?m)^\d+: # Chapter", text)
+    assert f"… {200 - len(entries)} more" in text
 
 
 def test_where_no_tool_looks_into_it_the_path_is_named_and_no_call() -> None:

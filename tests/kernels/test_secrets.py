@@ -6,12 +6,20 @@ import base64
 import hashlib
 import random
 import re
+import textwrap
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from chapbook.kernels.secret_patterns import FORMS, HEAD_BYTES, TAIL_LOOK_BYTES, compiled_heads, compiled_scout
+from chapbook.kernels.secret_patterns import (
+    FORMS,
+    HEAD_BYTES,
+    TAIL_LOOK_BYTES,
+    compiled_escapes,
+    compiled_heads,
+    compiled_scout,
+)
 from chapbook.kernels.secrets import Redactor, redact, redact_reference
 from chapbook.kernels.text_encoding import UTF_8, TextEncoding
 
@@ -36,7 +44,14 @@ def jwt() -> str:
 
 
 def mark(kind: str, secret: str) -> str:
-    return f"[redacted:{kind}:{hashlib.sha256(secret.encode()).hexdigest()[:8]}]"
+    """Return what stands for a secret, whatever its colours are."""
+    seen = re.sub(r"\x1b\[[0-9;]*m", "", secret)
+    return f"[redacted:{kind}:{hashlib.sha256(seen.encode()).hexdigest()[:8]}]"
+
+
+def as_seen(text: str) -> bytes:
+    """Return the text without a terminal's codes."""
+    return compiled_escapes().sub(lambda escape: b"\x1b" if escape[2] is not None else b"", text.encode())
 
 
 PGP_HEADERS = "Version: GnuPG v2|Comment: https://example.org"
@@ -107,6 +122,81 @@ SECRETS = [
     ("npm-token", "_authToken=", "npm_" + ALNUM[:36], "\n"),
     ("huggingface-token", "", "hf_" + ALNUM[:34], "\n"),
 ]
+# The same where codes of a terminal or other text stand before, between and behind.
+SECRETS += [
+    *(
+        (kind, escape, secret, "")
+        for kind, secret in (
+            ("github-token", "ghp_" + ALNUM[:36]),
+            ("sk-key", "sk-proj-" + ALNUM[:40]),
+            ("aws-access-key", "AK" + "IA" + UPPER[:16]),
+            ("jwt", jwt()),
+            ("slack-token", "xoxb-" + "123456789012-" + ALNUM[:24]),
+            ("npm-token", "npm_" + ALNUM[:36]),
+        )
+        for escape in (
+            "\x1b[01;31m\x1b[K",
+            "key\x1b[38;2;255;255;255m",
+            "\x1b[38:2::255:100:50m",
+            "done\x1b[2K\x1b[1G",
+            "\x1b[m\x1b(B",
+            "\\u001b[32m",
+            "\\\\u001B[1;32m",
+            "\\x1b[32m",
+            "\\033[0m\\033[32m",
+            "\\e[1m",
+            "\\x22",
+            "\\012",
+            "a%253D",
+            "TOKEN_",
+        )
+    ),
+    ("github-token", "\x1b]8;;http://h\x1b\\", "ghp_" + ALNUM[:36], "\x1b]8;;\x1b\\"),
+    ("slack-token", "\x1b]0;a\x07", "xoxb-" + "123456789012-" + ALNUM[:24], ""),
+    ("bearer", "done\x1b[32mBearer ", ALNUM[:24], "\x1b[0m"),
+    ("aws-secret-key", '\x1b[34;1m"SecretAccessKey"\x1b[0m\x1b[1;39m:\x1b[0m \x1b[0;32m"', ALNUM[:40], '"\x1b[0m'),
+    ("authorization", "\x1b[36mAuthorization\x1b[39;49;00m: Bearer ", ALNUM[:14], "\x1b[0m"),
+    ("authorization", "\\u001b[36mAuthorization\\u001b[39;49;00m: Bearer ", ALNUM[:14], "\\u001b[0m"),
+    ("url-password", "postgres://user:\x1b[1m", "s3cr3t", "\x1b[0m@h"),
+    ("url-parameter", "?token\x1b[0m=\x1b[38;5;2m", ALNUM[:14], "\x1b[0m&a"),
+    ("aws-secret-key", "aws_secret_access_key             = ", ALNUM[:40], "\n"),
+    ("aws-secret-key", 'secret_access_key                 = "', ALNUM[:40], '"'),
+    ("aws-secret-key", "SecretAccessKey: `", ALNUM[:40], "`,"),
+    ("aws-secret-key", "| SecretAccessKey |  ", ALNUM[:40], " |"),
+    ("aws-secret-key", "<td>Secret access key</td><td>", ALNUM[:40], "</td>"),
+    ("aws-secret-key", "aws_secret_access_key%3D", ALNUM[:40], "&"),
+    ("aws-session-token", "aws_session_token                     = `", ALNUM[:120], "`"),
+    ("url-password", "postgres:\\/\\/user:", "s3cr3t", "@h\\/db"),
+    ("url-password", f"postgres://{'u' * 100}:", "s3cr3t", "@h"),
+    ("url-password", "postgres://me@corp.example:", "s3cr3t", "@h"),
+    ("url-password", "postgres://u:", "a's3cr3t", "@h"),
+    ("url-password", "postgres://u:", "a{s3cr3t", "@h"),
+    ("url-password", "postgres://u:", "a}s3cr3t", "@h"),
+    ("url-password", "postgres://u:", "$Abcs3cr3t", "@h"),
+    ("url-password", "postgres://u:", "%ss3cr3t", "@h"),
+    ("url-password", '"postgres://u:', "a\\u0026b", '@h"'),
+    ("url-parameter", "?token=", "my-s3cr3tPassw0rd", ""),
+    ("url-parameter", "?token=", "your-a1B2c3D4", "&"),
+    ("url-parameter", "?a=b%26token=", ALNUM[:14], ""),
+    ("private-key", "x:1:", pem(eol="\nsrc/key.pem:12:"), "\n"),
+    ("private-key", "x-1-", pem(eol="\nsrc/key.pem-12-"), "\n"),
+    ("private-key", "web_1  | ", pem(eol="\nweb_1  | "), "\n"),
+    ("private-key", "", pem(eol="\n2030-01-01T10:00:00Z [main] INFO sshd[12]: "), "\n"),
+    ("private-key", "", pem(eol="\n^a1b2c3d (John Doe 2030-01-01 10:00:00 +0100 12) "), "\n"),
+    ("private-key", "\x1b[32m+\x1b[m\x1b[32m", pem(eol="\x1b[m\n\x1b[32m+\x1b[m\x1b[32m"), "\x1b[m\n"),
+    ("private-key", "", pem(eol="<br>\n"), "<br>"),
+    ("private-key", "", pem(eol="%0A").replace(" ", "+"), "%0A"),
+    ("private-key", "x:1:", pem(eol="\nsrc/key.pem:12:", lines=150), "\nThat is all.\n"),
+    ("private-key", "x:1:", pem(eol="\nsrc/key.pem:12:", lines=5).rpartition("\n")[0].rpartition("\n")[0], "\n$ ls\n"),
+    ("private-key", "", pem(eol="<br>\n")[:500], ""),
+    ("private-key", "", "-----BEGIN PRIVATE KEY-----\nMII" + "abcdefghij" * 6 + "\n" + ALNUM[:64], "\n$ "),
+    *(
+        ("private-key", "", "-----BEGIN PRIVATE KEY-----\n" + "\n".join(textwrap.wrap(ALNUM, width)) + end, "\n$ ls\n")
+        for width in (8, 15, 16, 19)
+        for end in ("", "\n-----END PRIVATE KEY-----")
+    ),
+    ("private-key", "", "---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----\nComment: a b\n" + ALNUM[:70], "\n"),
+]
 LOOKALIKES = [
     "da39a3ee5e6b4b0d3255bfef95601890afd80709 e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
     "550e8400-e29b-41d4-a716-446655440000",
@@ -131,6 +221,15 @@ LOOKALIKES = [
     "http://host:8080/@scope git@github.com:o/r.git https://x.y/@a:b ssh://git@host:22/p http://[::1]:80/a@b",
     "postgres://user:${PASS}@h postgres://user:$PASS@h postgres://{user}:{pw}@h x://u:<password>@h x://u:***@h x://u:%s@h",
     "npm_config_registry_of_the_whole_company_url hf_hub_download_with_a_long_name xoxo-hugs-and-kisses AKIA",
+    "http://u:{pw}@h http://u:{d['x']}@h 'http://u:'+p+'@h' ['http://h:80','u@h'] {a:'http://h:80',b:'c@d'} http://h:80},b@c",
+    "x://u:$pass@h x://u:$dbPass@h x://u:$DB_PASS_1@h x://u:%(pw)s@h x://u:$(pw)@h x://u:$1@h x://u:%PASS%@h",
+    "?token=your-256-bit-secret ?token=my-token ?token=MY_TOKEN_1 ?secret=your_secret.",
+    "-----BEGIN PRIVATE KEY-----\nYour private key goes here, see docs/keys.md\n-----END PRIVATE KEY-----",
+    "-----BEGIN PRIVATE KEY-----\x1b[0m is looked for\nin /usr/lib/python3/dist-packages/cryptography\n",
+    "\x1b[35m\x1b[Ktests/a.py\x1b[m\x1b[K\x1b[36m\x1b[K:\x1b[m\x1b[K \x1b[01;31m\x1b[Ktask-\x1b[mlist",
+    "\x1b[0m\x1b[01;34mcolours\x1b[0m \x1b[01;32mthat-\x1b[m\x1b[Kare-not-secrets\x1b[0m ta\x1b[1msk-1\x1b[0m",
+    "secret_access_key =                                                                  " + "a1" * 20,
+    "\x1b[ \x1b[[redacted:bearer:12345678] \x1b[99999 \\x1b \\033[ \x1b",
     "ghp_short eyJhbGciOiJIUzI1NiJ9 eyJhbGciOiJIUzI1NiJ9.json secret_access_key_id = 12",
     mark("bearer", "x"),
 ]
@@ -151,6 +250,13 @@ NOISE = [
     "A1",
     "é",
     "日本",
+    "\x1b",
+    "\x1b[0m",
+    "\x1b[1;3",
+    "\x1b[2K\x1b[1G",
+    "\\u001b[0m",
+    "\\x1b[",
+    "\\",
     "\\n",
     "%20",
     "\0",
@@ -199,7 +305,7 @@ def test_each_secret_gives_way_to_a_mark_and_what_is_around_it_stays(
 def test_every_form_is_among_the_secrets_of_this_test() -> None:
     used = set()
     for _, before, secret, after in SECRETS:
-        text = (before + secret + after).encode()
+        text = as_seen(before + secret + after)
         used |= {match.lastindex for match in compiled_heads().finditer(text)}
     assert used == set(range(1, len(FORMS) + 1))
 
@@ -271,7 +377,7 @@ def test_a_secret_across_any_boundary_is_found(kind: str, before: str, secret: s
     data = text + b"\n" + b". " * (HEAD_BYTES // 2)
     expected = redact_reference(data).data
     assert mark(kind, secret).encode() in expected
-    around = range(0, len(text) + 4, max(1, len(text) // 60))
+    around = range(0, len(text) + 4, max(1, len(text) // 16))
     for place in around:
         for cut in (place, place + TAIL_LOOK_BYTES, place + HEAD_BYTES):
             assert in_chunks(data, [cut]) == expected, cut
@@ -338,6 +444,10 @@ def test_wide_text_that_is_not_valid_comes_back_byte_for_byte(name: str, noise: 
         b"=",
         b"A",
         b"\\n",
+        b"\x1b[0m",
+        b"a\x1b[" + b"1;" * 18 + b"m" + b"\x1b[0m\\\\\\\\u001b[m",
+        b"\\\\",
+        b"a_eyJ_sk-",
     ],
 )
 def test_a_hostile_megabyte_passes_and_little_of_it_is_held(unit: bytes) -> None:
@@ -365,9 +475,24 @@ def test_a_secret_of_any_length_is_dropped_whole_in_bounded_memory() -> None:
     assert bytes(out) == f"?token=[redacted:url-parameter:{digest.hexdigest()[:8]}] end".encode()
 
 
+def test_a_colour_inside_a_secret_goes_with_it_and_changes_no_mark() -> None:
+    token = "ghp_" + ALNUM[:36]
+    for escape in ("\x1b[m\x1b[K", "\\u001b[0m"):
+        text = f"a {escape}{token[:4]}{escape}{token[4:]}{escape} b"
+        assert redact(text.encode()).data.decode() == f"a {escape}{mark('github-token', token)}{escape} b"
+        assert redact(text.encode("utf-16-le"), TextEncoding(name="utf-16-le")).data.decode("utf-16-le") == (
+            f"a {escape}{mark('github-token', token)}{escape} b"
+        )
+
+
+def test_an_escape_hides_no_token_that_begins_in_it() -> None:
+    for text in ("\x1b[AK" + "IA" + UPPER[:16], "\x1b[ghp_" + ALNUM[:36], "\x1b]0;ghp_" + ALNUM[:36] + "\x07"):
+        assert sum(redact(text.encode()).counts.values()) == 1, text
+
+
 def test_the_scout_starts_wherever_a_pattern_does() -> None:
     for _, before, secret, after in SECRETS:
-        text = (before + secret + after).encode()
+        text = as_seen(before + secret + after)
         heads = compiled_heads().search(text)
         assert heads is not None
         starts, at = set(), 0

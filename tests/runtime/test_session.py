@@ -3,6 +3,7 @@
 The replies are given (`ForcedEngine`), so that a scenario is the same on every machine; the KV work is real.
 """
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -303,7 +304,9 @@ def test_an_output_too_large_is_stored_whole_and_never_enters_the_window(rig: Ca
     @tool()
     def flood() -> str:
         """Return much."""
-        return "start\n" + "filler line\n" * 20_000 + "SENTINEL\n" + "filler line\n" * 20_000 + "end"
+        words = random.Random(1)
+        lines = [" ".join(words.choices(("oak", "heron", "vault", "gold", "door"), k=9)) for _ in range(9_000)]
+        return "\n".join([*lines[:5_000], f"{lines[0]} SENTINEL", *lines[5_000:]])
 
     host = {"tools": [*builtin_tools(), flood]}
     with made.open([made.call("flood"), "ok"], host=host) as session:

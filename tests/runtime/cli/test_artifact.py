@@ -161,5 +161,5 @@ def test_raw_writes_every_byte_and_stops_at_what_has_changed(start, run, termina
 
 def test_binary_content_is_shown_as_hex(run, stored):
     assert run("artifact", "read", stored(b"\0\xff" * 9), "--offset=2").stdout == (
-        f"2\t{'00 ff':<47}  |..|\n[binary, lines 2-2 of 2 lines of 16 bytes]\n"
+        f"2\t{'00 ff':<47}  |..|\n[lines 2-2 of 2, each 16 bytes of binary content]\n"
     )

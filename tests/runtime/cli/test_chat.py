@@ -106,7 +106,7 @@ def test_commands_stay_out_of_the_history_of_the_session(chat, logged):
 def test_a_message_that_is_too_large_is_stored_and_the_person_is_told(chat, logged):
     chat.send("\x1b[200~" + "too long " * 1000 + "\x1b[201~")
     chat.send(ENTER)
-    chat.wait_for("it is stored whole as artifact")
+    chat.wait_for("The whole is stored")
     chat.wait_for(LEDGER)
     leave(chat)
     (message,) = logged("user/message")

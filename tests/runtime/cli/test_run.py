@@ -7,6 +7,7 @@ import re
 import resource
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -166,15 +167,16 @@ def test_an_interrupt_in_a_prefill_ends_with_130_and_leaves_a_log_that_goes_on(
 
 
 @pytest.mark.slow  # it starts the program several times
-def test_a_second_interrupt_leaves_at_once_and_the_log_is_whole(start, run, tiny_llama, logged):
+def test_a_second_interrupt_leaves_at_once_and_the_log_is_whole(start, run, tiny_llama, logged, tmp_path):
     small = [flag for flag in SMALL if not flag.startswith("--tool-choice")]
-    waits = "--set=hooks.before=[{command=['sleep','60'],timeout_s=60}]"
+    begun = tmp_path / "begun"
+    waits = f"--set=hooks.before=[{{command=['sh','-c','touch {begun}; sleep 60'],timeout_s=60}}]"
     program = start(
         "run", "--json", "--model", tiny_llama, *small, "--tool-choice=read", "--max-reply-tokens=400", waits, "go"
     )
-    for line in program.stdout:
-        if json.loads(line)["type"] == "tool/call":
-            break
+    while not begun.exists():
+        assert program.poll() is None
+        time.sleep(0.02)
     program.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         program.wait(1)  # the hook does not listen to the cancel

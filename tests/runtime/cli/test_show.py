@@ -54,7 +54,7 @@ def test_what_is_said_before_a_call_is_no_part_of_the_answer(shown):
 def test_a_call_is_one_line_with_its_outcome_whatever_its_arguments(shown):
     (line,) = shown(ToolStarted(call=CALL), result()).err.splitlines()
     assert line == "call read path=a\\u001b[2J\\nstep 9 · all is well limit=3 → 300 tokens, 1.2 kB, 0.2 s"
-    stub = shown(ToolStarted(call=CALL, by_runtime=True), 
+    stub = shown(ToolStarted(call=CALL, by_runtime=True),
                  result(artifact="0123456789abcdef", is_stub=True, size_bytes=78_043, redacted=2)).err  # fmt: skip
     assert stub.startswith("mention read ")
     told = "78.0 kB, stored without 2 secrets: chapbook artifact read 0123456789ab; the model reads 300 tokens of it"

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from chapbook.runtime.tools.walk import DEPTH_LIMIT, IgnoreCheck, TreeWalk
@@ -101,6 +101,7 @@ RULES = st.sampled_from(
 )
 
 
+@example(paths=[["b", "a", "b"]], ignores={"": ["a", "!b/"]})
 @given(
     paths=st.lists(st.lists(NAMES, min_size=1, max_size=4), min_size=1, max_size=12),
     ignores=st.dictionaries(st.sampled_from(["", "a", "b", "a/b"]), st.lists(RULES, max_size=4), max_size=3),
