@@ -18,6 +18,7 @@ from ..compaction.artifacts import ArtifactRef, ArtifactStore, Stored
 from ..compaction.kinds import detect_kind
 from ..compaction.packing import fit_text
 from ..compaction.previews import preview_lines
+from ..compaction.quoting import quantity
 from ..compaction.stub import StubFacts, write_stub
 from ..kernels.errors import ArtifactError
 from .calls import LoggedCall
@@ -244,7 +245,7 @@ def _redacted(stored: Stored) -> int:
 
 
 def _without(redacted: int) -> str:
-    return f", without {redacted} secret{'' if redacted == 1 else 's'}" if redacted else ""
+    return f", without {quantity(redacted, 'secret')}" if redacted else ""
 
 
 def _brief(one: _Entering, ref: ArtifactRef) -> str:
