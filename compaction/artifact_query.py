@@ -18,7 +18,7 @@ from .contents import MOST_ENTRIES, TITLE_CHARS, Contents, Entry, has_contents, 
 from .kinds import detect_kind, take_sample
 from .matching import EXCERPT_BYTES, Hit, MatchScan, Pattern, compile_pattern
 from .packing import most_that_fit
-from .quoting import strip_ansi
+from .quoting import quantity, strip_ansi
 from .stored_text import StoredText
 
 CONTEXT_LINES = 2
@@ -107,7 +107,7 @@ class HitCounting:
     def hits_text(self, total: int) -> str:
         """Return how many hits there are, or more than how many."""
         more = "more than " if self.has_ended else ""
-        return f"{more}{total:,} hit{'' if total == 1 else 's'}" if total else "no hits"
+        return f"{more}{quantity(total, 'hit')}" if total else "no hits"
 
 
 def contents_of(text: StoredText, asked: Asked) -> str:
@@ -116,7 +116,7 @@ def contents_of(text: StoredText, asked: Asked) -> str:
     Raises ToolError where there is no room for an answer.
     """
     kind = detect_kind(text)
-    about = f"{kind}, {lines_text(text.line_count)}"
+    about = f"{kind}, {quantity(text.line_count, 'line')}"
     instead = "use search with a query, or read with an offset"
     if not has_contents(kind):
         return asked.fitted(0, lambda _: f"[{about}: no contents to list; {instead}]", str)
@@ -220,9 +220,9 @@ def _search_notes(
         if shown == total:
             said.append(f"next: {_next_place(scan.reached_line, scan.reached_column)}")
     elif asked.line > line_count:
-        said.append(f"it has {lines_text(line_count)}")
+        said.append(f"it has {quantity(line_count, 'line')}")
     else:
-        said[0] += f" in {lines_text(line_count)}" if asked.line == 1 else f", to line {line_count}"
+        said[0] += f" in {quantity(line_count, 'line')}" if asked.line == 1 else f", to line {line_count}"
     return said
 
 
@@ -282,11 +282,6 @@ def _entry_line(entry: Entry, title: str) -> str:
 
 def _hit_line(line: int, column: int, text: str) -> str:
     return f"{line}:{column}:\t…{text}…" if column else f"{line}:\t{text}"
-
-
-def lines_text(count: int) -> str:
-    """Return a number of lines in words."""
-    return f"{count:,} line{'' if count == 1 else 's'}"
 
 
 def pattern_notes(pattern: Pattern) -> list[str]:

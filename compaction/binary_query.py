@@ -12,6 +12,7 @@ from .artifact_query import GAP, Asked, HitCounting, pattern_notes
 from .kinds import first_bytes
 from .matching import ByteScan, compile_pattern
 from .preview_binary import describe_binary
+from .quoting import quantity
 from .stored_text import StoredText
 
 LINE_BYTES = 16
@@ -123,4 +124,4 @@ def _line_count(text: StoredText) -> int:
 
 
 def _lines_text(count: int) -> str:
-    return f"{count:,} line{'' if count == 1 else 's'} of {LINE_BYTES} bytes"
+    return f"{quantity(count, 'line')} of {LINE_BYTES} bytes"

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from ..kernels.errors import ToolError
 from ..kernels.secrets import redact
-from .quoting import cleaned
+from .quoting import cleaned, quantity
 
 TaskKey = NewType("TaskKey", str)
 """16 hex digits that stand for the first prompt of a session."""
@@ -191,7 +191,7 @@ def start_plan(
     said = [_planned(len(ledger.steps))]
     if unfinished is None:
         return Started(ledger=ledger, text=said[0])
-    left = counted(len(unfinished.outstanding), "unfinished step")
+    left = quantity(len(unfinished.outstanding), "unfinished step")
     if is_foreign:
         said.append(f"The stored plan of another task, with {left}, is set aside.")
         return Started(ledger=ledger, text=" ".join(said), set_aside=unfinished)
@@ -253,24 +253,19 @@ def shown(text: str, *, limit: int | None = None) -> str:
     return text if limit is None or len(text) <= limit else text[: limit - 1].rstrip() + "…"
 
 
-def counted(number: int, what: str) -> str:
-    """Return a number with what it counts."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def _is_key(key: str | None) -> bool:
     return key is not None and _KEY.fullmatch(key) is not None
 
 
 def _planned(count: int) -> str:
-    return f"{counted(count, 'step')} planned: s1{f' to {step_id(count - 1)}' if count > 1 else ''}."
+    return f"{quantity(count, 'step')} planned: s1{f' to {step_id(count - 1)}' if count > 1 else ''}."
 
 
 def _hand_back(ledger: Ledger, session: str) -> str:
     """Return the refusal of another plan: what is outstanding, and the two ways on."""
     origin = "" if ledger.session == session else " of an earlier session"
     lines = [
-        f"a plan{origin} is unfinished, {ledger.done_count} of {counted(len(ledger.steps), 'step')} done: "
+        f"a plan{origin} is unfinished, {ledger.done_count} of {quantity(len(ledger.steps), 'step')} done: "
         f"{shown(ledger.task)}",
         *(step_line(step, note=step.state is StepState.BLOCKED) for step in ledger.outstanding),
     ]

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from .ledger import Ledger, LedgerStep, StepState, counted, marking_call, shown, step_line
+from .ledger import Ledger, LedgerStep, StepState, marking_call, shown, step_line
+from .quoting import quantity
 
 LINE_TOKENS: Final = 60
 NUDGED_TOKENS: Final = 110
@@ -61,7 +62,7 @@ def foreign_notice(ledger: Ledger) -> str:
     if ledger.is_finished:
         return ""
     return (
-        f"A plan of another task is stored, {len(ledger.outstanding)} of {counted(len(ledger.steps), 'step')} "
+        f"A plan of another task is stored, {len(ledger.outstanding)} of {quantity(len(ledger.steps), 'step')} "
         f"outstanding: {shown(ledger.task, limit=_NOTICE_TASK_CHARS)}. It is not part of this task; plan_start sets it "
         "aside."
     )
@@ -93,7 +94,7 @@ def end_report(ledger: Ledger | None) -> str:
     """
     if ledger is None:
         return ""
-    total = counted(len(ledger.steps), "step")
+    total = quantity(len(ledger.steps), "step")
     if not ledger.ever_marked:
         head = f"plan: no step was ever marked ({total})"
     else:
@@ -112,7 +113,7 @@ def status_text(ledger: Ledger | None) -> str:
 
 def _head(ledger: Ledger) -> str:
     closed = ", closed" if ledger.closed else ""
-    return f"{shown(ledger.task)} ({ledger.done_count} of {counted(len(ledger.steps), 'step')} done{closed})"
+    return f"{shown(ledger.task)} ({ledger.done_count} of {quantity(len(ledger.steps), 'step')} done{closed})"
 
 
 def _with_steps(head: str, steps: tuple[LedgerStep, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Lines as they are shown in a preview: without control characters, clipped around what matters, one line each."""
+"""How texts and numbers are shown: lines without control characters, clipped around what matters, one line each."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from collections.abc import Iterable
 import msgspec
 
 QUOTED_CHARS = 160
+
+
+def quantity(number: int, what: str) -> str:
+    """Return a number with what it counts: `1 line`, `1,200 lines`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 class PreviewLine(msgspec.Struct, frozen=True):

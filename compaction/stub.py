@@ -11,7 +11,7 @@ from .artifacts import ArtifactRef
 from .contents import has_contents
 from .kinds import Kind
 from .previews import best_line
-from .quoting import PreviewLine, cleaned, clipped, entries_left
+from .quoting import PreviewLine, cleaned, clipped, entries_left, quantity
 
 LEAST_BUDGET_TOKENS = 128
 _LINE_CHARS = (256, 100, 60)
@@ -104,12 +104,12 @@ def _header(facts: StubFacts, argument_chars: int) -> str:
     about = "" if facts.tokens_exact else "about "
     parts = [
         f"{facts.ref.size_bytes:,} bytes",
-        _counted(facts.lines, "line"),
-        f"{about}{_counted(facts.tokens, 'token')}",
+        quantity(facts.lines, "line"),
+        f"{about}{quantity(facts.tokens, 'token')}",
         facts.kind.value,
     ]
     if facts.redacted:
-        parts.append(f"{_counted(facts.redacted, 'secret')} redacted")
+        parts.append(f"{quantity(facts.redacted, 'secret')} redacted")
     arguments = clipped(cleaned(facts.arguments), limit=argument_chars) if argument_chars else ""
     origin = f"{_source(facts)} {arguments}".rstrip()
     return f"[too large, stored whole: {', '.join(parts)}; from {origin}]"
@@ -144,10 +144,6 @@ def _source(facts: StubFacts) -> str:
     return clipped(cleaned(facts.source), limit=_SOURCE_CHARS)
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def _shown(preview: Sequence[PreviewLine], line_chars: int) -> list[str]:
     """Return the lines as they stand in a stub, with what is left out between two quotations.
 
@@ -168,4 +164,4 @@ def _shown(preview: Sequence[PreviewLine], line_chars: int) -> list[str]:
 def _gap(lines: int) -> list[str]:
     if lines <= 1:  # the numbers beside a single one say which it is
         return ["…"] if lines == 1 else []
-    return [f"… {_counted(lines, 'line')} …"]
+    return [f"… {quantity(lines, 'line')} …"]

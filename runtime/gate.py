@@ -18,6 +18,7 @@ from ..compaction.artifacts import ArtifactRef, ArtifactStore, Stored
 from ..compaction.kinds import detect_kind
 from ..compaction.packing import fit_text
 from ..compaction.previews import preview_lines
+from ..compaction.quoting import quantity
 from ..compaction.stub import StubFacts, write_stub
 from ..kernels.errors import ArtifactError
 from .calls import LoggedCall
@@ -68,13 +69,15 @@ class Admitted:
 
 @dataclass(slots=True)
 class _Entering:
-    """One text on its way: what was offered, what was found of it, and what of it enters so far."""
+    """One text on its way: what was offered, what was found of it, what of it enters so far, and the whole once it is
+    stored."""
 
     offered: Offered
     intake: Intake
     measured: Measure
     admitted: Admitted
     form: Form = Form.WHOLE
+    stored: Stored | None = None
 
     @property
     def arrival(self) -> Arrival:
@@ -130,7 +133,7 @@ class Gate:
 
     def _arrived(self, offered: Offered) -> _Entering:
         """Take an output in, with its bytes stored where it is not all text."""
-        intake = take_in(offered.output, most_bytes=offered.limit_tokens)
+        intake = take_in(offered.output, limit_tokens=offered.limit_tokens)
         artifact, redacted, content = None, 0, intake.text
         if intake.original is not None and not offered.output.paged:
             try:
@@ -161,45 +164,41 @@ class Gate:
     def _leave(self, one: _Entering, form: Form, budget: int, left_tokens: int) -> None:
         """Put what takes less room in the place of a text."""
         was, one.form = one.form, form
-        offered = one.offered
         if form is Form.REFUSED:
-            self._enter_instead(one, _page_refusal(one, left_tokens), budget, is_error=True)
-        elif form is Form.STUB or (was is Form.WHOLE and not offered.output.paged):
-            try:
-                stored = self._keep(one, budget)
-                stub = self._brief(one, stored) if form is Form.BRIEF else self._stub(one, stored, budget)
-            except (ArtifactError, OSError, ValueError) as error:
-                self._enter_instead(one, _not_stored(one, error), budget, is_error=True)
-            else:
-                one.admitted = replace(
-                    one.admitted,
-                    content=stub,
-                    artifact=stored.sha256,
-                    tokens=self.count(offered.shape, stub),
-                    is_stub=True,
-                    redacted=_redacted(stored),
-                )
-        elif one.admitted.is_stub and one.admitted.artifact is not None:
-            brief = self._brief(one, self.store.find(one.admitted.artifact))
-            one.admitted = replace(one.admitted, content=brief, tokens=self.count(offered.shape, brief))
+            self._refuse(one, _page_refusal(one, left_tokens), budget)
+        elif one.stored is None and (was is not Form.WHOLE or (form is Form.BRIEF and one.offered.output.paged)):
+            self._refuse(one, f"[not shown: no room is left; {one.intake.size_bytes:,} bytes]", budget)
         else:
-            self._enter_instead(
-                one, f"[not shown: no room is left; {one.intake.size_bytes:,} bytes]", budget, is_error=True
-            )
+            try:
+                self._enter_stored(one, form, budget)
+            except (ArtifactError, OSError, ValueError) as error:
+                self._refuse(one, _not_stored(one, error), budget)
 
-    def _enter_instead(self, one: _Entering, text: str, budget: int, *, is_error: bool) -> None:
-        """Let a text of our own enter, cut to what a stub may take."""
-        shape = one.offered.shape
-        text = fit_text(text, budget_tokens=budget, count_tokens=lambda part: self.count(shape, part))
+    def _enter_stored(self, one: _Entering, form: Form, budget: int) -> None:
+        """Let a stub enter, or a line, of what is stored by now."""
+        lead = self._shown_lead(one, budget)
+        if one.stored is None:
+            one.stored = self._keep(one.intake, lead)
+        stub = _brief(one, one.stored) if form is Form.BRIEF else self._stub(one, one.stored, lead, budget)
         one.admitted = replace(
-            one.admitted, content=text, is_error=is_error, artifact=None, tokens=self.count(shape, text)
+            one.admitted,
+            content=stub,
+            artifact=one.stored.sha256,
+            tokens=self.count(one.offered.shape, stub),
+            is_stub=True,
+            redacted=_redacted(one.stored),
         )
 
-    def _keep(self, one: _Entering, budget: int) -> Stored:
+    def _refuse(self, one: _Entering, text: str, budget: int) -> None:
+        """Let an error of our own enter, cut to what a stub may take."""
+        shape = one.offered.shape
+        text = fit_text(text, budget_tokens=budget, count_tokens=lambda part: self.count(shape, part))
+        one.admitted = replace(one.admitted, content=text, is_error=True, artifact=None, tokens=self.count(shape, text))
+
+    def _keep(self, intake: Intake, shown_lead: str) -> Stored:
         """Store all of an output; what it left on the disk is let go of once it is there."""
-        intake = one.intake
         if intake.file is not None:
-            lead = b"" if self._shown_lead(one, budget) else intake.lead.encode("utf-8", "replace")
+            lead = b"" if shown_lead else intake.lead.encode("utf-8", "replace")
             return self.store.adopt(intake.file, lead=lead + b"\n" if lead else b"")
         stored = self.store.put(intake.original or intake.text.encode("utf-8", "replace"))
         intake.let_go()
@@ -210,9 +209,9 @@ class Gate:
         lead = one.intake.lead
         return f"{lead}\n" if lead and self.count(one.offered.shape, lead) <= budget // 4 else ""
 
-    def _stub(self, one: _Entering, stored: Stored, budget: int) -> str:
+    def _stub(self, one: _Entering, stored: Stored, shown_lead: str, budget: int) -> str:
         offered, intake = one.offered, one.intake
-        lead = offered.lead + (self._shown_lead(one, budget) if intake.file is not None else "")
+        lead = offered.lead + shown_lead
         with self.store.open_text(stored) as text:
             kind = detect_kind(text)
             tokens = one.measured if intake.file is None else self._estimate(text.chunks(), stored.size_bytes)
@@ -234,10 +233,6 @@ class Gate:
             facts, preview, budget_tokens=budget, count=lambda text: self.count(offered.shape, lead + text)
         )
 
-    def _brief(self, one: _Entering, ref: ArtifactRef) -> str:
-        stored = f"{ref.size_bytes:,} bytes, artifact id={ref.short_id}"
-        return f"{one.offered.lead}[stored, no room is left to show it: {stored}]"
-
     def _estimate(self, chunks: Iterable[bytes], size_bytes: int) -> Measure:
         """Extrapolate the tokens of a blob from its beginning."""
         sample = next(iter(chunks), b"")[:_SAMPLE_CHARACTERS].decode("utf-8", "replace")
@@ -255,7 +250,12 @@ def _redacted(stored: Stored) -> int:
 
 
 def _without(redacted: int) -> str:
-    return f", without {redacted} secret{'' if redacted == 1 else 's'}" if redacted else ""
+    return f", without {quantity(redacted, 'secret')}" if redacted else ""
+
+
+def _brief(one: _Entering, ref: ArtifactRef) -> str:
+    stored = f"{ref.size_bytes:,} bytes, artifact id={ref.short_id}"
+    return f"{one.offered.lead}[stored, no room is left to show it: {stored}]"
 
 
 def _page_refusal(one: _Entering, left_tokens: int) -> str:

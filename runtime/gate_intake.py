@@ -40,15 +40,15 @@ class Intake:
                 self.on_disk.unlink()
 
 
-def take_in(output: ToolOutput, *, most_bytes: int) -> Intake:
-    """Return what `output` is; a file of up to `most_bytes` times `BYTES_A_TOKEN` is read. Never raises.
+def take_in(output: ToolOutput, *, limit_tokens: int) -> Intake:
+    """Return what `output` is; a file of up to `BYTES_A_TOKEN` for each token of its limit is read. Never raises.
 
     A link, a FIFO and what is no regular file are left for the store to refuse.
     """
     if output.file is None:
         return _text(output.content, on_disk=output.backing)
     size_bytes = _size_of(output.file)
-    if size_bytes is None or size_bytes > most_bytes * BYTES_A_TOKEN:
+    if size_bytes is None or size_bytes > limit_tokens * BYTES_A_TOKEN:
         lead = clean_text(output.content).text
         return Intake(size_bytes=size_bytes or 0, file=output.file, lead=lead, on_disk=output.file)
     try:

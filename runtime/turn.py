@@ -14,6 +14,7 @@ import msgspec
 
 from ..compaction.arrival import page_share
 from ..compaction.budget import Budgets
+from ..compaction.plans import REMINDER_LABEL
 from ..kernels.errors import ChapbookError, LogError, NoRoom
 from ..kernels.tokens import NO_TOKENS, TokenIds, concat_tokens
 from .calls import CallProblem, ChoiceKind, LoggedCall, ParsedReply, ToolChoice
@@ -45,7 +46,7 @@ from .tool_run import CallOutcome, CallRunner
 from .tools.spec import ToolOutput
 from .transcript import Transcript
 
-LABEL = "[chapbook]"
+LABEL = REMINDER_LABEL
 """Begins every notice, so that the model can tell the runtime from the person."""
 
 UNREADABLE_CALL = "unreadable_call"

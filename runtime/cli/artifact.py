@@ -18,6 +18,7 @@ from ...compaction.artifact_query import MOST_HITS, Asked, place_to_go_on
 from ...compaction.artifacts import ArtifactRef, ArtifactStore
 from ...compaction.contents import MOST_ENTRIES
 from ...compaction.kinds import Kind, detect_kind
+from ...compaction.quoting import quantity
 from ...compaction.store_report import StoreReport
 from ...compaction.stored_text import StoredText
 from ...kernels.errors import ArtifactError, UsageError
@@ -143,7 +144,7 @@ def verify(as_json: AsJson = False, *, options: PlaceOptions) -> int:
         print_json(_report_for_programs(report))
         return 1 if report.problems else 0
     count = report.sound_blobs
-    sys.stdout.write(f"{count:,} artifact{'' if count == 1 else 's'}, {size_text(report.sound_bytes)}: as stored\n")
+    sys.stdout.write(f"{quantity(count, 'artifact')}, {size_text(report.sound_bytes)}: as stored\n")
     if report.unfinished.files:
         sys.stdout.write(
             f"{report.unfinished.files:,} unfinished, {size_text(report.unfinished.bytes)}: being written or left by a "

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from ...compaction.quoting import quantity
 from ...kernels.errors import UsageError
 from ..prefix_cache.budget import MB, CacheBudgets
 from ..prefix_cache.machine import budgets_of_this_machine
@@ -220,8 +221,8 @@ def _set_aside_before(usage: FolderUsage, unusable: Sequence[UnusableFile]) -> I
 
 
 def _snapshots(count: int) -> str:
-    return f"{count:,} snapshot{'' if count == 1 else 's'}"
+    return quantity(count, "snapshot")
 
 
 def _files(count: int) -> str:
-    return f"{count:,} file{'' if count == 1 else 's'}"
+    return quantity(count, "file")

@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from ...compaction.quoting import quantity
 from ...kernels.errors import ChapbookError
 from ..events import (
     AssistantMessage,
@@ -190,7 +191,7 @@ def _check_tokens(folder: Path, place: Place, named: str | None) -> Outcome:
         for span in logged.event.spans
     )
     problems = tuple(f"line {problem.seq + 1}: {problem.message}" for problem in rebuilt.problems)
-    requests = f"{len(rebuilt.requests):,} request{'' if len(rebuilt.requests) == 1 else 's'}"
+    requests = quantity(len(rebuilt.requests), "request")
     proved = (
         f"{requests} rebuilt from the text of the log, token for token: "
         f"{len(contents.tokens) - generated:,} tokens made again with the vocabulary of {start.model_name}, "

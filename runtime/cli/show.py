@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from ...compaction.artifacts import SHORT_ID_DIGITS
+from ...compaction.quoting import quantity
 from ..calls import LoggedCall
 from ..engine import SyncSource
 from ..events import StepUsage, TurnEndReason
@@ -251,7 +252,7 @@ def _entered(event: ToolFinished) -> str:
 
 def _stored(event: ToolFinished) -> str:
     """Say what was too large, what the model reads of it, and how to look at the whole."""
-    secrets = f" without {event.redacted} secret{'' if event.redacted == 1 else 's'}" if event.redacted else ""
+    secrets = f" without {quantity(event.redacted, 'secret')}" if event.redacted else ""
     short_id = (event.artifact or "")[:SHORT_ID_DIGITS]
     whole = f"{size_text(event.size_bytes)}, stored{secrets}: chapbook artifact read {short_id}"
     return f"{whole}; the model reads {event.tokens:,} tokens of it"

@@ -13,9 +13,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from ...compaction.artifact_query import MOST_HITS, Asked, contents_of, lines_text, search_text
+from ...compaction.artifact_query import MOST_HITS, Asked, contents_of, search_text
 from ...compaction.binary_query import contents_of_bytes, read_bytes, search_bytes
 from ...compaction.packing import page_budget
+from ...compaction.quoting import quantity
 from ...compaction.stored_text import StoredText
 from ...kernels.errors import ArtifactError, ToolError
 from ...kernels.lines import LineReader
@@ -96,7 +97,9 @@ def read_lines(text: StoredText, asked: Asked) -> str:
     if not text.line_count:
         return f"[empty, {text.ref.size_bytes} bytes]"
     if asked.line > text.line_count:
-        raise ToolError(f"{text.ref.short_id} has {lines_text(text.line_count)}; offset {asked.line} is past its end")
+        raise ToolError(
+            f"{text.ref.short_id} has {quantity(text.line_count, 'line')}; offset {asked.line} is past its end"
+        )
     most_bytes = most_bytes_for(asked.budget_tokens)
     passed_bytes = max(0, asked.column - 4)  # a character may begin up to three bytes before the column
     reader = LineReader(text.chunks(from_line=asked.line, skip_bytes=passed_bytes), first_line=asked.line)

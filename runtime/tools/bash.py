@@ -25,6 +25,7 @@ from typing import Annotated, BinaryIO
 from msgspec import Meta
 
 from ...kernels.errors import ToolError
+from ..gate_intake import BYTES_A_TOKEN
 from . import confine
 from .captures import capture_path
 from .declare import tool
@@ -34,8 +35,6 @@ DEFAULT_TIMEOUT_S = 120
 MOST_TIMEOUT_S = 600
 CAPTURE_LIMIT_BYTES = 1 << 30
 
-# What is surely over the arrival threshold is handed on as a file, unread: a token rarely spells 16 bytes.
-_INLINE_BYTES_A_TOKEN = 16
 _LONGEST_POLL_S = 0.05
 _SUPERVISOR_LIMIT_S = 8.0
 _DRAIN_LIMIT_S = 2.0
@@ -260,7 +259,7 @@ def _result(context: ToolContext, capture: Path, run: _Run, ending: _Ending, sto
         notes.append("the process that watched it was killed, so others may still run")
     if ending.left_running and not stopped:
         notes.append(f"{ending.left_running} processes left running were ended")
-    text = None if capture.stat().st_size > _INLINE_BYTES_A_TOKEN * context.arrival_tokens else _text_of(capture)
+    text = None if capture.stat().st_size > BYTES_A_TOKEN * context.arrival_tokens else _text_of(capture)
     if text is None:
         return ToolOutput(content=f"[{'; '.join(notes)}]", file=capture, is_error=is_error)
     if not text:

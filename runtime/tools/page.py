@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ...compaction.artifact_query import lines_text
 from ...compaction.packing import fit_prefix, pack_lines
+from ...compaction.quoting import quantity
 from ...kernels.errors import ToolError
 from ...kernels.lines import LineReader, character_start
 from ...kernels.text_encoding import UTF_8, TextEncoding, decode_with_marks
@@ -66,7 +66,7 @@ class Page:
         if self.place.startswith("lines"):
             said = [f"{self.place} of {more_than}{line_count:,}"]
         else:
-            said = [f"{self.place}; {more_than}{lines_text(line_count)} in all"]
+            said = [f"{self.place}; {more_than}{quantity(line_count, 'line')} in all"]
         if self.next_column:
             said.append(f"next: offset={self.last_line}, column={self.next_column}")
         elif not at_end:

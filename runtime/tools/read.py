@@ -9,10 +9,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ...compaction.artifact_query import Asked, lines_text
+from ...compaction.artifact_query import Asked
 from ...compaction.blob_files import cited_hash
 from ...compaction.contents import kind_by_name, list_contents
 from ...compaction.packing import pack_lines, page_budget
+from ...compaction.quoting import quantity
 from ...kernels.errors import ToolError
 from ...kernels.lines import LineReader
 from .artifact import look_into, paths_as_the_model_names_them
@@ -64,7 +65,7 @@ def read(
         )
         counted = reader.count_rest(limit_bytes=COUNT_LIMIT_BYTES)
         if not taken.data and (offset > 1 or column > 1):
-            raise ToolError(f"{path!r} has {lines_text(reader.lines)}; offset {offset} is past its end")
+            raise ToolError(f"{path!r} has {quantity(reader.lines, 'line')}; offset {offset} is past its end")
 
         def footer(page: Page) -> str:
             if not page.shown:

@@ -1,8 +1,6 @@
 """What tests of the archive share: texts of every kind, as tools really print them, and a store to put them in."""
 
 import json
-import shutil
-import subprocess
 from collections.abc import Callable
 
 import pytest
@@ -236,15 +234,3 @@ def stored(tmp_path_factory):
 @pytest.fixture
 def store(tmp_path):
     return ArtifactStore(tmp_path / "artifacts")
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 64 KB. Where mounting is refused the test is skipped: the file size limit is tested anyway."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = shutil.which("mount")
-    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=False).returncode:
-        pytest.skip("mounting a small file system is not allowed here")
-    yield disk
-    subprocess.run(["umount", "--lazy", disk], check=True)  # a test that failed may have files open

@@ -523,18 +523,6 @@ def test_a_closed_log_takes_no_more_appends(tmp_path):
         log.append(TurnStart(turn=1))
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 64 KB. Where mounting is refused the test is skipped: the file size limit is tested anyway."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = shutil.which("mount")
-    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=False).returncode:
-        pytest.skip("mounting a small file system is not allowed here")
-    yield disk
-    subprocess.run(["umount", "--lazy", disk], check=True)  # a test that failed may have files open
-
-
 def test_a_full_disk_refuses_the_append_and_nothing_else(small_disk):
     folder = small_disk / "s"
     log = create(folder)
