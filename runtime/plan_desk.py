@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from traceback import format_exception_only
 
 from ..compaction.artifacts import ArtifactStore
 from ..compaction.ledger import (
@@ -23,7 +24,7 @@ from ..compaction.ledger import (
 from ..compaction.ledger_file import LedgerFile
 from ..compaction.ledger_lines import difference_notice, end_report, foreign_notice, ledger_line, status_text
 from ..compaction.plans import PlanVerdict, heading_of, strip_reminders
-from ..kernels.errors import ChapbookError
+from ..kernels.errors import ArtifactError, ChapbookError
 from .calls import CallId
 from .events import (
     Event,
@@ -34,6 +35,7 @@ from .events import (
     PlanVerdictGiven,
     SessionId,
 )
+from .log_format import clean_text
 from .modes import DEFAULT_MODE, PLAN_MODE, PendingMode
 from .plan_review import Reviewed, Reviewer, SubmittedPlan, failed, review_of
 from .projection import SessionState
@@ -42,11 +44,13 @@ from .tools.spec import ToolOutput
 
 @dataclass(slots=True, kw_only=True)
 class PlanDesk:
-    """The plans of one session. `state` gives the fold over its log, `notices` the texts of its notices."""
+    """The plans of one session. `state` gives the fold over its log, `notices` the texts of its notices, `record`
+    writes an event to it, on the turn's thread."""
 
     session: SessionId
     state: Callable[[], SessionState]
     notices: Callable[[], Sequence[str]]
+    record: Callable[[Event], None]
     artifacts: ArtifactStore
     file: LedgerFile
     pending_mode: PendingMode
@@ -60,15 +64,19 @@ class PlanDesk:
     def submit(self, call_id: CallId, text: str) -> ToolOutput:
         """Have a plan reviewed; its bytes are stored before anybody sees it."""
         text = strip_reminders(text, self.notices())
-        heading = heading_of(text)
-        stored = self.artifacts.put(text.encode("utf-8", "replace"))
-        title = heading or ""
-        self._did(
-            call_id,
-            PlanSubmitted(call_id=call_id, title=title, artifact=stored.sha256, size_bytes=stored.size_bytes),
-        )
-        reviewed = self._reviewed(SubmittedPlan(title=title, text=text, artifact=stored.sha256))
-        self._did(call_id, PlanVerdictGiven(call_id=call_id, verdict=reviewed.verdict, feedback=reviewed.feedback))
+        title = heading_of(text) or ""
+        try:
+            stored = self.artifacts.put(text.encode("utf-8", "replace"))
+        except ArtifactError as error:
+            reviewed = failed(f"it could not be stored: {error}")
+        else:
+            # At once: a person who is asked may look it up meanwhile, and a crash must not lose where it is.
+            self.record(
+                PlanSubmitted(call_id=call_id, title=title, artifact=stored.sha256, size_bytes=stored.size_bytes)
+            )
+            reviewed = self._reviewed(SubmittedPlan(title=title, text=text, artifact=stored.sha256))
+        feedback = clean_text(reviewed.feedback).text
+        self._did(call_id, PlanVerdictGiven(call_id=call_id, verdict=reviewed.verdict, feedback=feedback))
         if reviewed.to_reviewer:
             self._told.append(reviewed.to_reviewer)
         if reviewed.verdict is PlanVerdict.APPROVED:
@@ -80,13 +88,17 @@ class PlanDesk:
             return failed("exit_plan_mode is for plan mode, which is not on. Go on with the task itself.")
         if not plan.title:
             return failed("a plan begins with a # heading. Add one, and submit it again.")
+        if self.pending_mode.wanted not in (None, PLAN_MODE):
+            return failed("plan mode ends with this step, so no other plan is reviewed in it.")
         if self.review is None:
             return failed("there is nobody to review it here. It is not approved; say so in your answer.")
         try:
-            answer = self.review(plan)
-        except Exception as error:  # a reviewer is foreign code: one that fails has decided nothing
-            return failed(f"the review failed ({type(error).__name__}: {error}). Nothing is approved.")
-        return review_of(answer)
+            return review_of(self.review(plan))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a reviewer is foreign code: one that fails, or is cancelled, decided nothing
+            problem = "".join(format_exception_only(error)).strip()
+            return failed(f"the review failed ({problem}). Nothing is approved.")
 
     def start(self, call_id: CallId, *, task: str, steps: Sequence[str], replace: bool) -> ToolOutput:
         """Begin a ledger, or hand back the one that is not finished. Raises ToolError by the ledger's rules."""

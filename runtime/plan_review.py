@@ -52,21 +52,26 @@ class Reviewed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def review_of(answer: ReviewAnswer | None) -> Reviewed:
-    """Return what an answer means. An approval with a note is feedback: what was approved is not what was submitted."""
+    """Return what an answer means. An approval with a note is feedback: what was approved is not what was submitted.
+
+    Raises TypeError or ValueError for what is no answer: a reviewer is foreign code.
+    """
     if answer is None:
         return Reviewed(
             verdict=None,
             feedback="",
             text="Nobody answered: the plan is pending, which is no approval. Do nothing of it; plan mode is still on.",
         )
-    note = answer.note.strip()
-    if answer.decision is ReviewDecision.APPROVE and not note:
+    if not (isinstance(answer, ReviewAnswer) and isinstance(answer.note, str)):
+        raise TypeError(f"a reviewer returns a ReviewAnswer with a text as its note, or None, not {answer!r}"[:200])
+    decision, note = ReviewDecision(answer.decision), answer.note.strip()
+    if decision is ReviewDecision.APPROVE and not note:
         return Reviewed(
             verdict=PlanVerdict.APPROVED,
             feedback="",
             text="The plan is approved. From your next reply on plan mode is over: implement it as it stands.",
         )
-    if answer.decision is ReviewDecision.DISMISS:
+    if decision is ReviewDecision.DISMISS:
         said = f" They say: {note}" if note else ""
         return Reviewed(
             verdict=PlanVerdict.DISMISSED,
@@ -74,7 +79,7 @@ def review_of(answer: ReviewAnswer | None) -> Reviewed:
             text=f"The user takes over: the plan is dismissed. Do nothing of it, and wait for what they ask.{said}",
         )
     to_reviewer = ""
-    if answer.decision is ReviewDecision.APPROVE:
+    if decision is ReviewDecision.APPROVE:
         to_reviewer = "a note with an approval is feedback, so the plan is not approved: the model is to revise it"
     return Reviewed(
         verdict=PlanVerdict.REJECTED,

@@ -21,9 +21,13 @@ from .transitions import learn_chat_format
 
 
 class FileMark(msgspec.Struct, frozen=True, kw_only=True):
-    """By what a file that was changed is told, without reading it. All None: there is none."""
+    """By what a file that was changed is told, without reading it. All None: there is none.
+
+    `ctime_ns` tells where the time of the last change was set back, or whether it may be read.
+    """
 
     mtime_ns: int | None = None
+    ctime_ns: int | None = None
     size_bytes: int | None = None
     inode: int | None = None
 
@@ -53,7 +57,12 @@ class PrefixSource:
             status = self.workspace.resolve(self.instructions).real.stat()
         except (OSError, ToolError):
             return FileMark()  # what no tool may open is as if it were not there
-        return FileMark(mtime_ns=status.st_mtime_ns, size_bytes=status.st_size, inode=status.st_ino)
+        return FileMark(
+            mtime_ns=status.st_mtime_ns,
+            ctime_ns=status.st_ctime_ns,
+            size_bytes=status.st_size,
+            inode=status.st_ino,
+        )
 
     def read(self) -> str | None:
         """Return the instructions as they are. Raises as `read_instructions`."""

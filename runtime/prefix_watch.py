@@ -34,6 +34,7 @@ class PrefixWatch:
     _mark: FileMark | None = None
     _instructions: str | None = None
     _for_host: list[str] = field(default_factory=list)
+    _failed: str = ""
     _no_room_said: bool = False
 
     def look(self) -> None:
@@ -46,12 +47,12 @@ class PrefixWatch:
             mark = self.source.mark()
             if mark == self._mark:
                 return
-            self._mark = mark
             self._instructions = self.source.read()
             fresh = self.source.compose(self._instructions)
         except ChapbookError as error:
-            self._for_host.append(f"the session prefix stays as it was recorded, since it cannot be made anew: {error}")
+            self._say_failed(str(error))
             return
+        self._mark, self._failed = mark, ""
         state = self.transcript.state
         in_force = state.header
         assert in_force is not None, "a session that is open has a prefix"
@@ -135,6 +136,13 @@ class PrefixWatch:
             repeatable=False,
         )
         return gate.admit([offered], left_tokens=left_tokens)[0]
+
+    def _say_failed(self, why: str) -> None:
+        """Say once why it cannot be composed; what stands in the way may be gone at the next look."""
+        self._mark = self._instructions = None
+        if why != self._failed:
+            self._failed = why
+            self._for_host.append(f"the session prefix stays as it was recorded, since it cannot be made anew: {why}")
 
     def _say_no_room(self, what: str) -> Iterator[NoticeGiven]:
         if not self._no_room_said:

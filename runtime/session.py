@@ -278,9 +278,14 @@ class Session:
     def _require_choice(self, choice: ToolChoice | None) -> None:
         if choice is not None and not isinstance(choice, ToolChoice):
             raise UsageError(f"choice is a ToolChoice, such as ToolChoice(ChoiceKind.NAMED, 'read'), not {choice!r}")
-        names = self._assembled.parts.runner.offered_names
+        parts = self._assembled.parts
+        # The turn begins in the mode that was asked for last.
+        mode = parts.modes.get(parts.pending_mode.wanted or self.mode)
+        names = [tool.name for tool in parts.runner.offered_in(mode)]
         if choice is not None and choice.kind is ChoiceKind.NAMED and choice.name not in names:
             raise UsageError(f"there is no tool {choice.name!r} to choose; there are {', '.join(names)}")
+        if choice is not None and choice.kind is ChoiceKind.REQUIRED and not names:
+            raise UsageError("a call is required, and there is no tool that may be called; use auto")
 
     def _require_idle(self) -> None:
         if self._running is not None and getgeneratorstate(self._running) == GEN_RUNNING:

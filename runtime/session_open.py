@@ -376,6 +376,7 @@ def _parts(
         session=session,
         state=lambda: transcript.state,
         notices=transcript.notices,
+        record=transcript.record,
         artifacts=artifacts,
         file=LedgerFile(store.folder, holder=session if child else settings.holder, clock=host.clock, pid=os.getpid()),
         pending_mode=pending_mode,

@@ -103,6 +103,8 @@ class _Body:
         except ChapbookError as error:
             output = _failed(str(error))
         except BaseException as error:  # whatever a tool raises is its result, even SystemExit
+            if self._in_turn and isinstance(error, KeyboardInterrupt):
+                raise  # it is the host that was interrupted, on whose thread this runs
             output = _failed(f"{tool.name} raised {''.join(format_exception_only(error)).strip()}")
         self._ended_s = self._clock()
         self._output = output
@@ -168,7 +170,10 @@ class CallRunner:
     @property
     def offered(self) -> tuple[Tool, ...]:
         """The tools that may be called here; their policies still hold."""
-        mode = self.mode()
+        return self.offered_in(self.mode())
+
+    def offered_in(self, mode: Mode | None) -> tuple[Tool, ...]:
+        """Return the tools that may be called in a mode; None is the default one."""
         usable = (tool for tool in self.catalogue if tool.name not in self.withheld)
         return tuple(tool for tool in usable if mode is None or mode.allows(tool.name))
 

@@ -116,6 +116,37 @@ def test_without_a_drift_nothing_is_logged_or_said(written: Callable[..., Any]) 
         made.check(session)
 
 
+def test_a_change_whose_time_was_set_back_is_seen(written: Callable[..., Any]) -> None:
+    made, name = written()
+    path = made.workspace / "AGENTS.md"
+    with made.open(["Yes.", "No."], resume=name) as session:
+        turn(session)
+        before = path.stat()
+        path.write_text(OLD.replace("English", "Finnish"))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        turn(session)
+        (text,) = told(session)
+    assert "Finnish" in text
+
+
+def test_what_stood_in_the_way_is_said_once_and_looked_at_again(written: Callable[..., Any]) -> None:
+    made, name = written()
+    path = made.workspace / "AGENTS.md"
+    with made.open(["Yes."] * 4, resume=name) as session:
+        # Its own mark is as it was; what is in the way lies in a folder above.
+        path.unlink()
+        (made.workspace / "rules").mkdir()
+        path.symlink_to("rules/now.md")
+        (made.workspace / "rules" / "now.md").write_bytes(b"\xff")
+        seen = [said(turn(session)), said(turn(session))]
+        (made.workspace / "rules" / "now.md").write_text(NEW)
+        seen += [said(turn(session)), said(turn(session))]
+        (text,) = told(session)
+    assert [len(each) for each in seen] == [1, 0, 1, 0]
+    assert not seen[0][0].to_model
+    assert NEW in text
+
+
 def test_a_drift_is_told_once_over_all_resumes_and_its_end_too(written: Callable[..., Any]) -> None:
     made, name = written()
     agents = made.workspace / "AGENTS.md"

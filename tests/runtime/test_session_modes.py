@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from chapbook.kernels.errors import ConfigError, LogWriteFailed, UsageError
+from chapbook.runtime.calls import ChoiceKind, ToolChoice
 from chapbook.runtime.events import ModeSet, ModeSetter, Notice, StepEnd, StepStart, ToolResult
 from chapbook.runtime.hooks import Allow, Hooks
 from chapbook.runtime.log_reading import read_log
@@ -112,6 +113,26 @@ def test_a_switch_is_in_the_log_before_the_request_that_it_holds_for(rig: Callab
             type(event) for event in events_of(session) if isinstance(event, ModeSet | Notice | StepStart | StepEnd)
         ]
     assert kinds == [ModeSet, Notice, StepStart, StepEnd]
+
+
+def test_a_choice_is_judged_by_the_mode_in_which_the_turn_begins(rig: Callable[..., Any]) -> None:
+    made = rig()
+    named = ToolChoice(ChoiceKind.NAMED, "write")
+    mute = Mode(name=ModeName("mute"), guidance="Say what you know.", allowed=())
+    replies = [made.call("write", path="a.txt", content="x"), "done"]
+    with made.open(replies, settings=settings(mode="plan", modes=(mute,))) as session:
+        session.set_mode("default")
+        list(session.send("go", choice=named))
+        assert (made.workspace / "a.txt").exists()
+        before = len(events_of(session))
+        session.set_mode("plan")
+        with pytest.raises(UsageError, match="no tool 'write' to choose"):
+            session.send("again", choice=named)
+        session.set_mode("mute")
+        with pytest.raises(UsageError, match="a call is required"):
+            session.send("again", choice=ToolChoice(ChoiceKind.REQUIRED))
+        assert len(events_of(session)) == before
+        made.check(session)
 
 
 def test_a_wish_whose_event_cannot_be_written_keeps_the_old_mode_and_is_not_forgotten(rig: Callable[..., Any]) -> None:
