@@ -142,9 +142,9 @@ def test_a_plan_that_is_under_review_can_be_looked_up_and_survives_a_crash(rig: 
         # As another process sees it, or this one after a crash.
         folder = session.store.session_folder(session.id)
         assert [type(logged.event) for logged in scan_log(folder).events][-1] is PlanSubmitted
-        for stored in read_session_plans(session.store, session.id):
-            found.append((stored.plan.status, stored.plan.exchange.artifact))
-        assert found[-1][1] == plan.artifact
+        (stored,) = read_session_plans(session.store, session.id)
+        found.append((stored.plan.status, stored.plan.exchange.artifact))
+        assert found == [(PlanStatus.PENDING, plan.artifact)]
         return APPROVE
 
     with made.open(
@@ -153,7 +153,7 @@ def test_a_plan_that_is_under_review_can_be_looked_up_and_survives_a_crash(rig: 
         list(session.send("go"))
         assert [event.artifact for event in events_of(session, PlanSubmitted)] == [found[0][1]]
         assert statuses_of(session) == [PlanStatus.APPROVED]
-    assert [status for status, _ in found] == [PlanStatus.PENDING]
+    assert len(found) == 1
 
 
 def test_a_plan_that_cannot_be_stored_is_not_reviewed_and_not_pending(rig: Callable[..., Any]) -> None:
