@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -131,20 +132,22 @@ def test_a_change_whose_time_was_set_back_is_seen(written: Callable[..., Any]) -
 
 def test_what_stood_in_the_way_is_said_once_and_looked_at_again(written: Callable[..., Any]) -> None:
     made, name = written()
-    path = made.workspace / "AGENTS.md"
-    with made.open(["Yes."] * 4, resume=name) as session:
-        # Its own mark is as it was; what is in the way lies in a folder above.
-        path.unlink()
-        (made.workspace / "rules").mkdir()
-        path.symlink_to("rules/now.md")
-        (made.workspace / "rules" / "now.md").write_bytes(b"\xff")
+    (made.workspace / "AGENTS.md").write_text(NEW)
+    with made.open(["Yes."] * 3, resume=name) as session:
+        (made.workspace / "AGENTS.md").write_text("Answer in Finnish.")
+        watch = session._assembled.parts.prefix
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))  # no file can be opened
+        try:
+            watch.look()
+            watch.look()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         seen = [said(turn(session)), said(turn(session))]
-        (made.workspace / "rules" / "now.md").write_text(NEW)
-        seen += [said(turn(session)), said(turn(session))]
         (text,) = told(session)
-    assert [len(each) for each in seen] == [1, 0, 1, 0]
-    assert not seen[0][0].to_model
-    assert NEW in text
+    assert [[notice.to_model for notice in notices] for notices in seen] == [[False, True], []]
+    assert "cannot be made anew" in seen[0][0].text
+    assert text.endswith("AGENTS.md says now:\nAnswer in Finnish.")
 
 
 def test_a_drift_is_told_once_over_all_resumes_and_its_end_too(written: Callable[..., Any]) -> None:
