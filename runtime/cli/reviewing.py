@@ -28,7 +28,17 @@ if TYPE_CHECKING:
 WIDEST = 100
 MOST_EDITED_BYTES = 4 << 20
 QUESTION = "y(es, approve), k(eep planning), d(ismiss), e(dit), s(ource as it was written): "
-_FENCE_INFO = re.compile(r"^([ \t]*(?:`{3,}|~{3,}))[ \t]*\w*[ \t]*$", re.MULTILINE)
+MOST_RENDERED_CHARS = 100_000
+"""A longer plan is shown as it was written: rendering it would take long."""
+
+MOST_MEASURED_CELLS = 4_000_000
+"""Rendering pads every line to the longest one; a text that would grow beyond that is not measured."""
+
+_FENCE_INFO = re.compile(r"^([ \t]*(?:`{3,}|~{3,}))[ \t]*[\w+#.-]{0,12}[ \t]*$", re.MULTILINE)
+_SHOWN_OTHERWISE = re.compile(r"\]:|<[^<>\s]*[:@]|&#?\w+;")
+"""The definition of a link, an address in angle brackets, a character reference: what is seen of them may hold letters
+that were not written there, and so stand for others that are not seen."""
+
 _DECISIONS = {
     "y": ReviewDecision.APPROVE,
     "yes": ReviewDecision.APPROVE,
@@ -87,8 +97,11 @@ class TerminalReview:
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             self._say(f"the editor came to nothing: {visible_line(str(error))}")
             return None
-        if not text.strip() or text.strip() == plan.text.strip():
-            self._say("the plan is as it was" if text.strip() else "nothing is left of the text: it is not sent")
+        if text is None or text.strip() == plan.text.strip():
+            self._say("the plan is as it was")
+            return None
+        if not text.strip():
+            self._say("nothing is left of the text: it is not sent")
             return None
         self._say("your text goes to the model as feedback, to be submitted again: nothing is approved")
         note = f"the reviewer edited the plan. Submit it again in these words, or say why not:\n\n{text}"
@@ -101,10 +114,14 @@ class TerminalReview:
         self._say(f"The model submits a plan: {visible_line(plan.title)}")
         size = f"{len(plan.text.encode('utf-8', 'replace')):,} bytes"
         self._say(f"{size}, stored: chapbook plans show {plan.artifact[:SHORT_ID_DIGITS]}")
+        if len(plan.text) > MOST_RENDERED_CHARS:
+            self._say("It is too long to be rendered, so here it is as it was written:")
+            self._show_source(plan.text)
+            return
         shown = Markdown(visible(plan.text), hyperlinks=False)
         self._console.print(Panel(shown, width=self._width), soft_wrap=False)
         if leaves_out(shown, plan.text):
-            self._say("Parts of it are not seen when it is rendered, so here it is as it was written:")
+            self._say("Parts of it may not be seen when it is rendered, so here it is as it was written:")
             self._show_source(plan.text)
 
     def _show_source(self, text: str) -> None:
@@ -123,38 +140,53 @@ class TerminalReview:
 
 
 def leaves_out(rendered: Markdown, text: str) -> bool:
-    """Whether letters or digits of `text` are not in what is seen of it: HTML, the definition of a link, an image.
+    """Whether letters or digits of `text` may not be in what is seen of it: HTML, the definition of a link, an image.
 
-    Cheap and on the safe side: an entity counts as left out, the language behind a fence does not.
+    Cheap and on the safe side: they are counted, so what shows letters more than once counts as leaving out others,
+    and so does a text that is too wide to be measured. The language behind a fence does not.
     """
     from rich.console import Console  # noqa: PLC0415  heavy: only where something is printed
 
-    longest = max(len(line) for line in text.split("\n"))
+    lines = text.split("\n")
+    longest = max(map(len, lines))
+    if longest * len(lines) > MOST_MEASURED_CELLS or _SHOWN_OTHERWISE.search(text):
+        return True
     plain = Console(file=io.StringIO(), width=longest + WIDEST, color_system=None, emoji=False, highlight=False)
     with plain.capture() as captured:
         plain.print(rendered)
     written = _FENCE_INFO.sub(r"\1", visible(text))
-    return bool(_counted(written) - _counted(captured.get()))
+    before, after = _counted(written), _counted(captured.get())
+    more_letters = any(character.isalpha() for character in after - before)  # digits: a list numbers its items
+    return more_letters or bool(before - after)
 
 
 def _counted(text: str) -> Counter[str]:
     return Counter(character for character in text if character.isalnum())
 
 
-def edit_text(text: str) -> str:
-    """Return what the person's editor (VISUAL, EDITOR, else vi) makes of `text`, in a file for the owner alone.
+def edit_text(text: str) -> str | None:
+    """Return what the person's editor (VISUAL, EDITOR, else vi) makes of `text`, in a file for the owner alone; None
+    where it leaves the file as it was.
 
-    Raises OSError, ValueError for an editor that cannot be run, and SubprocessError for one that ends with an error.
+    Raises OSError, ValueError for an editor that cannot be run or a text that is too long, and SubprocessError for an
+    editor that ends with an error.
     """
+    written = text.encode("utf-8", "backslashreplace")
     command = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
     with tempfile.TemporaryDirectory(prefix="chapbook-plan-") as folder:
         path = Path(folder) / "plan.md"
-        path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
+        path.write_bytes(written)
         path.chmod(0o600)
         with _interrupts_left_to_the_editor():
             # Its screen is the terminal, also where our standard output is a pipe.
             subprocess.run([*command, str(path)], check=True, stdout=sys.stderr)
-        return path.read_bytes()[:MOST_EDITED_BYTES].decode("utf-8", "replace")
+        with path.open("rb") as file:
+            edited = file.read(max(MOST_EDITED_BYTES, len(written)) + 1)
+        if edited == written:
+            return None
+        if len(edited) > MOST_EDITED_BYTES:
+            raise ValueError(f"the text has more than {MOST_EDITED_BYTES:,} bytes; shorten it")
+        return edited.decode("utf-8", "replace")
 
 
 @contextlib.contextmanager

@@ -161,6 +161,14 @@ def test_a_hostile_plan_cannot_act_on_the_terminal_nor_hide_a_part_of_itself(rev
         ("# a\n\n<b hidden>x</b>\n", True),
         ("# a\n\n[b]: https://example.org/hidden\n", True),
         ("# a\n\n```sh rm -rf\nls\n```\n", True),
+        ("# a\n\n```rm_rf_home_and_all_that_is_in_it\nls\n```\n", True),
+        (
+            "# a\n\n[1][b], [2][b], [3][b], [4][b], [5][b]\n\n[b]: /rm-rf-home/bb\n\n<!-- rm -rf /home rm -rf -->\n",
+            True,
+        ),
+        ("# a\n\n<http://rm-rf-home>\n\n<!-- http rm -rf home -->\n", True),
+        ("# a\n\n&#114;&#109;\n\n" + "1. x\n" * 150 + "\n<!-- rm -->\n", True),
+        ("# a\n\n" + "w" * 50_000 + "\n" * 100, True),
     ],
 )
 def test_what_rendering_leaves_out_is_noticed(text, left_out):
@@ -187,10 +195,11 @@ def test_an_edited_plan_is_feedback_with_its_text_and_no_approval(review, tmp_pa
     [
         ("assert oct(path.stat().st_mode)[-3:] == '600'", "the plan is as it was"),
         ("path.write_text('')", "nothing is left"),
+        ("path.write_bytes(b'x' * (5 << 20))", "more than 4,194,304 bytes"),
         ("path.write_text('x'); sys.exit(3)", "came to nothing"),
         ("import os, signal; signal.signal(2, lambda *_: 0); os.kill(os.getppid(), 2)", "the plan is as it was"),
     ],
-    ids=["unchanged", "emptied", "failed", "ctrl-c in it"],
+    ids=["unchanged", "emptied", "too long", "failed", "ctrl-c in it"],
 )
 def test_an_editor_that_changes_nothing_leaves_the_question(review, tmp_path, what, says):
     program = review(env=editor_that(tmp_path, what))
@@ -199,6 +208,23 @@ def test_an_editor_that_changes_nothing_leaves_the_question(review, tmp_path, wh
     program.wait_for(QUESTION)
     program.send("y\r")
     assert answer_of(program) == {"said": ["approve", ""], "cancelled": False}
+
+
+def test_a_plan_that_is_no_utf8_and_was_only_looked_at_in_an_editor_is_as_it_was(review, tmp_path):
+    program = review(PLAN + "\udce4\n", env=editor_that(tmp_path, ""))
+    program.send("e\r")
+    program.wait_for("the plan is as it was")
+    program.wait_for(QUESTION)
+    program.send("y\r")
+    assert answer_of(program)["said"] == ["approve", ""]
+
+
+def test_a_plan_that_is_too_long_to_be_rendered_is_shown_as_it_was_written(review):
+    program = review("# Rename\n\n" + ("<b>" + "x" * 997 + "\n") * 101 + "the end\n")
+    assert "too long to be rendered" in program.shown
+    assert "│ the end" in program.shown
+    program.send("d\r")
+    assert answer_of(program)["said"] == ["dismiss", ""]
 
 
 def test_an_editor_that_is_not_there_is_said_and_asked_again(review):
