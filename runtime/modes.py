@@ -7,6 +7,7 @@ the mode that the log states.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
@@ -15,12 +16,14 @@ from typing import NewType
 import msgspec
 
 from ..kernels.errors import ConfigError, UsageError
+from .log_format import clean_text
 
 ModeName = NewType("ModeName", str)
 
 DEFAULT_MODE = ModeName("default")
 PLAN_MODE = ModeName("plan")
 MOST_GUIDANCE_CHARS = 4_000
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 PLAN_TOOLS = (
     "read",
@@ -138,7 +141,12 @@ class PendingMode:
 
 def _check(mode: Mode, seen: set[str], known_tools: Sequence[str]) -> None:
     key = f"modes.{mode.name}"
-    if mode.name == DEFAULT_MODE:
+    if not _NAME.fullmatch(mode.name):
+        raise ConfigError(
+            f"modes has the name {mode.name[:80]!r}: a mode's name is 1 to 64 letters, digits, dots, - and _",
+            key="modes",
+        )
+    if mode.name.lower() == DEFAULT_MODE:
         raise ConfigError(f"{key}: default is the absence of a mode, so it has no definition; rename yours", key=key)
     if mode.name in seen:
         raise ConfigError(f"{key} is defined twice; keep one of them", key=key)
@@ -146,6 +154,8 @@ def _check(mode: Mode, seen: set[str], known_tools: Sequence[str]) -> None:
         raise ConfigError(
             f"{key}: its guidance has {len(mode.guidance):,} characters, the limit is {MOST_GUIDANCE_CHARS:,}", key=key
         )
+    if clean_text(mode.guidance).text != mode.guidance:
+        raise ConfigError(f"{key}: its guidance is no UTF-8 text; write it anew", key=key)
     for tool in mode.allowed:
         if tool not in known_tools and tool not in PLAN_TOOLS:
             nearest = "".join(get_close_matches(tool, (*known_tools, *PLAN_TOOLS), n=1))

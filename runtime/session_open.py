@@ -173,6 +173,7 @@ def _assemble(world: _World, *, resume: str | None, recompose: bool, parent: Par
                 transcript.set_mode(first_mode)
         else:
             resumed = _resume(world, opened, transcript, watch, recompose=recompose)
+            world = _held_to_its_tools(world, transcript)
             header = transcript.state.header or header
         subagents = _subagents(world, header, transcript, modes)
         parts = _parts(world, header, transcript, subagents, modes, watch=watch, session=opened.id, sequence=sequence)
@@ -241,6 +242,17 @@ def _resume(world: _World, opened: _Opened, transcript: Transcript, watch: Prefi
         watch.adopt(adopted)
     watch.look()
     return Resumed(report=opened.report or OpenReport(events=0), recovery=recovery)
+
+
+def _held_to_its_tools(world: _World, transcript: Transcript) -> _World:
+    """Return `world` as it is for this session: a subagent may call no more than its parent allowed it."""
+    start = transcript.state.start
+    recorded = None if start is None or start.parent is None else start.config.get("usable_tools")
+    if recorded is None:
+        return world
+    usable = world.settings.usable_tools
+    tools = tuple(name for name in recorded if usable is None or name in usable)
+    return replace(world, settings=msgspec.structs.replace(world.settings, usable_tools=tools))
 
 
 def _session_start(session: SessionId, world: _World, header: RequestHeader, parent: Parent | None) -> SessionStart:

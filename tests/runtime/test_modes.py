@@ -43,6 +43,11 @@ def test_a_configured_mode_is_added_and_one_of_the_same_name_replaces_plan() -> 
     ("mode", "says"),
     [
         (Mode(name=DEFAULT_MODE, guidance="", allowed=()), "default is the absence of a mode"),
+        (Mode(name=ModeName("Default"), guidance="", allowed=()), "default is the absence of a mode"),
+        (Mode(name=ModeName(""), guidance="", allowed=()), "a mode's name is"),
+        (Mode(name=ModeName("x\n"), guidance="", allowed=()), "a mode's name is"),
+        (Mode(name=ModeName("x" * 65), guidance="", allowed=()), "a mode's name is"),
+        (Mode(name=ModeName("x"), guidance="g\ud800", allowed=()), "no UTF-8"),
         (Mode(name=ModeName("x"), guidance="", allowed=("raed",)), "no tool. Did you mean read?"),
         (Mode(name=ModeName("x"), guidance="g" * (MOST_GUIDANCE_CHARS + 1), allowed=()), "4,001 characters"),
     ],

@@ -381,6 +381,18 @@ def test_a_child_never_gets_a_tool_that_its_parent_may_not_call(play: Any) -> No
 # Cancel
 
 
+def test_a_child_that_is_resumed_may_call_no_more_than_before(play: Any) -> None:
+    playing = play("nothing to see", call("write", path="out.txt", content="x"), "done")
+    with playing.open(mode="plan") as parent:
+        report = parent.subagent("look")
+    with playing.open(resume=report.session, policies={"write": Policy.ALLOW}) as child:
+        child.set_mode("default")
+        assert "write" not in {tool.schema.name for tool in child.offered_tools()}
+        list(child.send("go on"))
+        assert child.mode == "default"
+    assert not (playing.workspace / "out.txt").exists()
+
+
 def test_cancelling_the_parent_cancels_the_child(play: Any) -> None:
     played = play(call("task", task="Take long"), "a long answer " * 50, "never said")
 
