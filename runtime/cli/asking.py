@@ -73,11 +73,12 @@ def read_answer(question: str) -> str | None:
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
     sys.stderr.write(question)
     sys.stderr.flush()
-    line = sys.stdin.readline()
+    line = sys.stdin.buffer.readline()
     if not line:
         sys.stderr.write("\n")
         return None
-    return line.strip()
+    # A terminal may send what is no UTF-8, by its settings or by a paste.
+    return line.decode("utf-8", "replace").strip()
 
 
 def somebody_is_there() -> bool:

@@ -23,16 +23,13 @@ from .asking import read_answer
 from .terminal import boxed, console, visible, visible_line
 
 if TYPE_CHECKING:
-    from rich.markdown import Markdown
+    from rich.console import RenderableType
 
 WIDEST = 100
 MOST_EDITED_BYTES = 4 << 20
 QUESTION = "y(es, approve), k(eep planning), d(ismiss), e(dit), s(ource as it was written): "
 MOST_RENDERED_CHARS = 100_000
 """A longer plan is shown as it was written: rendering it would take long."""
-
-MOST_MEASURED_CELLS = 4_000_000
-"""Rendering pads every line to the longest one; a text that would grow beyond that is not measured."""
 
 _FENCE_INFO = re.compile(r"^([ \t]*(?:`{3,}|~{3,}))[ \t]*[\w+#.-]{0,12}[ \t]*$", re.MULTILINE)
 _SHOWN_OTHERWISE = re.compile(r"\]:|<[^<>\s]*[:@]|&#?\w+;")
@@ -118,9 +115,9 @@ class TerminalReview:
             self._say("It is too long to be rendered, so here it is as it was written:")
             self._show_source(plan.text)
             return
-        shown = Markdown(visible(plan.text), hyperlinks=False)
-        self._console.print(Panel(shown, width=self._width), soft_wrap=False)
-        if leaves_out(shown, plan.text):
+        shown = Panel(Markdown(visible(plan.text), hyperlinks=False), width=self._width)
+        self._console.print(shown, soft_wrap=False)
+        if leaves_out(shown, plan.text, width=self._width):
             self._say("Parts of it may not be seen when it is rendered, so here it is as it was written:")
             self._show_source(plan.text)
 
@@ -139,19 +136,18 @@ class TerminalReview:
         return min(self._console.width, WIDEST)
 
 
-def leaves_out(rendered: Markdown, text: str) -> bool:
-    """Whether letters or digits of `text` may not be in what is seen of it: HTML, the definition of a link, an image.
+def leaves_out(rendered: RenderableType, text: str, *, width: int) -> bool:
+    """Whether letters or digits of `text` may not be in what is seen of it on so many columns: HTML, the definition of
+    a link, an image, the cells of a table that is too wide.
 
-    Cheap and on the safe side: they are counted, so what shows letters more than once counts as leaving out others,
-    and so does a text that is too wide to be measured. The language behind a fence does not.
+    Cheap and on the safe side: they are counted, so what shows letters more than once counts as leaving out others.
+    The language behind a fence does not.
     """
     from rich.console import Console  # noqa: PLC0415  heavy: only where something is printed
 
-    lines = text.split("\n")
-    longest = max(map(len, lines))
-    if longest * len(lines) > MOST_MEASURED_CELLS or _SHOWN_OTHERWISE.search(text):
+    if _SHOWN_OTHERWISE.search(text):
         return True
-    plain = Console(file=io.StringIO(), width=longest + WIDEST, color_system=None, emoji=False, highlight=False)
+    plain = Console(file=io.StringIO(), width=width, color_system=None, emoji=False, highlight=False)
     with plain.capture() as captured:
         plain.print(rendered)
     written = _FENCE_INFO.sub(r"\1", visible(text))

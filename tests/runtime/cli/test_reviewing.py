@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import pytest
@@ -168,11 +169,13 @@ def test_a_hostile_plan_cannot_act_on_the_terminal_nor_hide_a_part_of_itself(rev
         ),
         ("# a\n\n<http://rm-rf-home>\n\n<!-- http rm -rf home -->\n", True),
         ("# a\n\n&#114;&#109;\n\n" + "1. x\n" * 150 + "\n<!-- rm -->\n", True),
-        ("# a\n\n" + "w" * 50_000 + "\n" * 100, True),
+        ("# a\n\n| a | b |\n|---|---|\n| 1 | 2 | rm -rf |\n", True),
+        ("# a\n\n|" + "a|" * 60 + "\n|" + "-|" * 60 + "\n|" + "rm|" * 60 + "\n", True),
+        ("# a\n\n" + "w" * 50_000 + "\n" + "x\n" * 100, False),
     ],
 )
 def test_what_rendering_leaves_out_is_noticed(text, left_out):
-    assert leaves_out(Markdown(text, hyperlinks=False), text) is left_out
+    assert leaves_out(Markdown(text, hyperlinks=False), text, width=100) is left_out
 
 
 def editor_that(tmp_path, what):
@@ -225,6 +228,19 @@ def test_a_plan_that_is_too_long_to_be_rendered_is_shown_as_it_was_written(revie
     assert "│ the end" in program.shown
     program.send("d\r")
     assert answer_of(program)["said"] == ["dismiss", ""]
+
+
+def test_on_a_terminal_that_is_too_narrow_to_render_it_the_plan_is_seen_all_the_same(review):
+    program = review(env={"COLUMNS": "6"})
+    assert "│ 1. Rename " in program.shown
+    program.send("d\r")
+    assert answer_of(program)["said"] == ["dismiss", ""]
+
+
+def test_bytes_that_are_no_text_are_read_as_far_as_they_go(review):
+    program = review(env={"PYTHONIOENCODING": "utf-8:strict"})
+    os.write(program.handle, b"k mind the \xe4 heron\r")
+    assert answer_of(program)["said"] == ["keep planning", "mind the \ufffd heron"]
 
 
 def test_an_editor_that_is_not_there_is_said_and_asked_again(review):
