@@ -97,6 +97,11 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
         return self.was_marked or any(step.state is not StepState.TODO for step in self.steps)
 
     @property
+    def markable_ids(self) -> tuple[str, ...]:
+        """The ids that `plan_step` takes; none of a closed plan."""
+        return () if self.closed else tuple(step.id for step in self.steps)
+
+    @property
     def next_step(self) -> LedgerStep | None:
         """The step to suggest for marking: the first that is being done, else the first to do. None is blocked."""
         for state in (StepState.DOING, StepState.TODO):
@@ -213,16 +218,19 @@ def mark_step(ledger: Ledger | None, *, id: str, state: StepState, note: str = "
         ids = ", ".join(step.id for step in ledger.steps)
         raise ToolError(f"no step {shown(id, limit=20)!r}. The steps are: {ids}")
     kept = _checked_note(note)
-    marked = msgspec.structs.replace(step, state=state, note=kept or step.note)
-    ledger = msgspec.structs.replace(
-        ledger,
-        steps=tuple(marked if each is step else each for each in ledger.steps),
-        was_marked=ledger.ever_marked or state is not StepState.TODO,
-    )
     text = f"{step.id} is {'still ' if step.state is state else ''}{state}"
     if len(one_line(note)) > NOTE_CHARS:
         text += f"; its note was cut to {NOTE_CHARS} characters"
-    return Marked(ledger=ledger, text=text)
+    return Marked(ledger=with_mark(ledger, id=id, state=state, note=kept or step.note), text=text)
+
+
+def with_mark(ledger: Ledger, *, id: str, state: StepState, note: str) -> Ledger:
+    """Return the plan with a mark that was accepted once: nothing is judged, and no step of it changes where none has
+    that id."""
+    steps = (msgspec.structs.replace(step, state=state, note=note) if step.id == id else step for step in ledger.steps)
+    return msgspec.structs.replace(
+        ledger, steps=tuple(steps), was_marked=ledger.ever_marked or state is not StepState.TODO
+    )
 
 
 def close_plan(ledger: Ledger) -> Ledger:
