@@ -22,7 +22,7 @@ from ..runtime.dialects import dialect_named
 from ..runtime.engine import Engine, GeneratedToken, Generation, GenerationReport, SequenceId, SyncReport
 from ..runtime.events import StepUsage
 from ..runtime.session import Session
-from ..runtime.session_open import SessionSettings
+from ..runtime.session_settings import SessionSettings
 from ..runtime.tools.spec import Policy
 from ..runtime.wrapped import ForcedEngine, GenerateOptions, SyncOptions, WrappedEngine
 from .played_turn import play_turn

@@ -20,7 +20,7 @@ from ..runtime.calls import ChoiceKind, ToolChoice
 from ..runtime.engine import Engine, Generation, Sampling, SequenceId, Tokenizer
 from ..runtime.events import StepUsage
 from ..runtime.session import Session
-from ..runtime.session_open import SessionHost, SessionSettings
+from ..runtime.session_settings import SessionHost, SessionSettings
 from ..runtime.wrapped import GenerateOptions, WrappedEngine
 from .forced_session import DIALECT
 from .played_turn import PlayedTurn, play_turn

@@ -197,7 +197,14 @@ def classify_plans(exchanges: Iterable[PlanExchange], *, path: Sequence[str] | N
 
 
 def operative_plans(plans: Sequence[Plan]) -> Operative:
-    """Return the plan in force among all `plans`, oldest first: the newest that is approved or pending."""
+    """Return the plan in force among all `plans`, oldest first: the newest that is approved or pending.
+
+    Closing an approved one brings none back that is older: who ended it did not ask for the one before.
+    """
+    closed = [at for at, plan in enumerate(plans) if _was_work_order(plan)]
+    # plans[at:] were submitted behind the last work order that was closed.
+    at = closed[-1] + 1 if closed else 0
+    plans = plans[at:]
     plan = _newest(plans, *_LIVE)
     if plan is None or plan.status is PlanStatus.APPROVED:
         return Operative(plan=plan, work_order=plan)
@@ -261,6 +268,10 @@ def strip_reminders(text: str, notices: Iterable[str]) -> str:
             kept.append(text[at:end])
         at = end
     return "".join(kept)
+
+
+def _was_work_order(plan: Plan) -> bool:
+    return plan.exchange.closed_seq is not None and plan.exchange.verdict is PlanVerdict.APPROVED
 
 
 def _newest(plans: Sequence[Plan], *statuses: PlanStatus) -> Plan | None:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .plan_review import SubmittedPlan as SubmittedPlan
     from .prefix_cache.options import CacheOptions as CacheOptions
     from .session import Session as Session
-    from .session_open import SessionHost as SessionHost
-    from .session_open import SessionSettings as SessionSettings
+    from .session_settings import SessionHost as SessionHost
+    from .session_settings import SessionSettings as SessionSettings
     from .stream import NoticeGiven as NoticeGiven
     from .stream import PrefillProgressed as PrefillProgressed
     from .stream import ReasoningDelta as ReasoningDelta
@@ -58,7 +58,7 @@ _HOMES = {
     ".plan_review": ("ReviewAnswer", "ReviewDecision", "SubmittedPlan"),
     ".prefix_cache.options": ("CacheOptions",),
     ".session": ("Session",),
-    ".session_open": ("SessionHost", "SessionSettings"),
+    ".session_settings": ("SessionHost", "SessionSettings"),
     ".stream": (
         "NoticeGiven",
         "PrefillProgressed",

@@ -213,18 +213,10 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="notice"):
     spans: tuple[Span, ...] = ()
 
 
-class ModeSetter(enum.StrEnum):
-    """Who switched a mode: a person or host, or a reviewer who approved a plan (the model knows of that)."""
-
-    HOST = "host"
-    REVIEW = "review"
-
-
 class ModeSet(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="mode/set"):
     """From here on `mode` is in force."""
 
     mode: str
-    by: ModeSetter = ModeSetter.HOST
 
 
 class PlanSubmitted(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag="plan/submitted"):

@@ -117,23 +117,11 @@ class PendingMode:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._wanted: ModeName | None = None
-        self._by_review = False
 
     def ask(self, mode: ModeName) -> None:
         """Ask for `mode`, in place of what was asked for before."""
         with self._lock:
-            self._wanted, self._by_review = mode, False
-
-    def ask_by_review(self, mode: ModeName) -> None:
-        """The same, for a plan that was approved: its result has told the model."""
-        with self._lock:
-            self._wanted, self._by_review = mode, True
-
-    @property
-    def is_by_review(self) -> bool:
-        """Whether what was asked for last comes of a review."""
-        with self._lock:
-            return self._by_review
+            self._wanted = mode
 
     @property
     def wanted(self) -> ModeName | None:

@@ -72,7 +72,7 @@ class PlanDesk:
         if reviewed.to_reviewer:
             self._told.append(reviewed.to_reviewer)
         if reviewed.verdict is PlanVerdict.APPROVED:
-            self.pending_mode.ask_by_review(DEFAULT_MODE)
+            self.pending_mode.ask(DEFAULT_MODE)
         return ToolOutput(content=reviewed.text, is_error=reviewed.verdict is not PlanVerdict.APPROVED)
 
     def _reviewed(self, plan: SubmittedPlan) -> Reviewed:

@@ -82,6 +82,8 @@ class _Found:
             case PlanSubmitted():
                 self.stored[event.call_id] = event.artifact
             case ToolResult(name=name) if name == SUBMITTING_TOOL:
+                if not event.synthetic and any(result.call_id == event.call_id for result in self.results):
+                    return  # the verdict before it says what it says
                 self.results.append(PlanResult(session=self.session, call_id=event.call_id, seq=seq))
             case PlanVerdictGiven():
                 self.results.append(

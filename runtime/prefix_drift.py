@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from .events import DriftKind, PrefixSection, RequestHeader, SectionDrift
 
@@ -67,6 +67,11 @@ def describe_drift(in_force: RequestHeader, fresh: RequestHeader, names: Collect
     if "catalogue" in phrases:
         phrases["catalogue"] += _tool_names(in_force.tools, fresh.tools)
     return "; ".join(phrases.values())
+
+
+def drift_text(drifts: Iterable[SectionDrift]) -> str:
+    """Return the drifts of a recorded header in words."""
+    return "; ".join(_phrase(drift) for drift in drifts)
 
 
 def _by_name(sections: Sequence[PrefixSection]) -> dict[str, tuple[PrefixSection, ...]]:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from ..compaction.artifacts import ArtifactRef
 from ..compaction.ledger import Ledger, close_plan, with_mark
+from ..compaction.plans import PlanVerdict
 from .calls import CallId, LoggedCall
 from .events import (
     AssistantMessage,
@@ -24,9 +25,9 @@ from .events import (
     LedgerStepMarked,
     Logged,
     ModeSet,
-    ModeSetter,
     Notice,
     PlanClosed,
+    PlanVerdictGiven,
     RequestHeader,
     Seq,
     SessionStart,
@@ -268,10 +269,13 @@ def _on_notice(state: SessionState, event: Notice) -> _Changes:
     return changes
 
 
-def _on_mode_set(state: SessionState, event: ModeSet) -> _Changes:
-    # The result of its own call told the model of a plan that was approved.
-    told = event.mode if event.by is ModeSetter.REVIEW else state.told_mode
-    return {"mode": event.mode, "told_mode": told}
+def _on_mode_set(_state: SessionState, event: ModeSet) -> _Changes:
+    return {"mode": event.mode}
+
+
+def _on_verdict(_state: SessionState, event: PlanVerdictGiven) -> _Changes:
+    # The result of an approved call tells the model that plan mode is over.
+    return {"told_mode": DEFAULT_MODE} if event.verdict is PlanVerdict.APPROVED else {}
 
 
 def _on_ledger_set(_state: SessionState, event: LedgerSet) -> _Changes:
@@ -368,6 +372,7 @@ _FOLDS: dict[type, Callable[[SessionState, Any], _Changes]] = {
     UserMessage: _on_user_message,
     Notice: _on_notice,
     ModeSet: _on_mode_set,
+    PlanVerdictGiven: _on_verdict,
     LedgerSet: _on_ledger_set,
     LedgerStepMarked: _on_ledger_step,
     PlanClosed: _on_plan_closed,

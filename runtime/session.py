@@ -28,7 +28,8 @@ from .mentions import find_mentions, find_missing
 from .modes import DEFAULT_MODE
 from .pasted import Message, message_of
 from .projection import Recovery
-from .session_open import Assembled, Resumed, SessionHost, SessionSettings, assemble
+from .session_open import Assembled, Resumed, assemble
+from .session_settings import SessionHost, SessionSettings
 from .store import Store
 from .stored_plans import read_session_plans
 from .stream import NoticeGiven, SessionOpened, StreamEvent

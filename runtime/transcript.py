@@ -23,7 +23,6 @@ from .events import (
     HeaderReason,
     Logged,
     ModeSet,
-    ModeSetter,
     Notice,
     RequestHeader,
     SegmentKind,
@@ -164,9 +163,9 @@ class Transcript:
         """Record an event that adds nothing to the window."""
         self._commit(event)
 
-    def set_mode(self, mode: str, *, by: ModeSetter = ModeSetter.HOST) -> None:
+    def set_mode(self, mode: str) -> None:
         """Record that a mode is in force. On disk when this returns."""
-        self._commit(ModeSet(mode=mode, by=by), durable=True)
+        self._commit(ModeSet(mode=mode), durable=True)
 
     def tokens_with(self, *events: Event) -> int:
         """Return how long the window would be with `events` in it, one after another."""

@@ -22,7 +22,7 @@ from .cancel import Cancel
 from .chat_format import Shape
 from .dialects.base import Dialect
 from .engine import Engine, FinishReason, GenerationReport
-from .events import Author, Event, ModeSetter, Notice, StepUsage, ToolResult, TurnEndReason, UserMessage
+from .events import Author, Event, Notice, StepUsage, ToolResult, TurnEndReason, UserMessage
 from .gate import Admitted, Gate, Offered, call_arguments
 from .mentions import Mention
 from .modes import Modes, PendingMode
@@ -273,9 +273,10 @@ class Turn:
         self._seen = [_seen(one, entering) for one, entering in zip(outcomes, results, strict=True)]
         # All of them are in the log before the host hears of one: it may stop reading at any event.
         for one, entering in zip(outcomes, results, strict=True):
-            transcript.result(one.call, entering, seconds=one.seconds)
+            # What a result says has happened is in the log before it.
             for effect in self.parts.desk.take_effects(one.call.id):
                 transcript.record(effect)
+            transcript.result(one.call, entering, seconds=one.seconds)
         notices = [_hook_notice(entering) for entering in admitted[len(offered) :]]
         for notice in notices:
             transcript.notice(notice)
@@ -362,7 +363,7 @@ class Turn:
         wanted = pending.wanted
         if wanted is not None:
             if wanted != transcript.state.mode:
-                transcript.set_mode(wanted, by=ModeSetter.REVIEW if pending.is_by_review else ModeSetter.HOST)
+                transcript.set_mode(wanted)
             pending.applied(wanted)
         state = transcript.state
         notice = self.parts.modes.notice(state.mode, told=state.told_mode)

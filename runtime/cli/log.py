@@ -40,6 +40,7 @@ from ..log_lock import this_process
 from ..log_reading import LOG_NAME, LogVerdict, scan_log, verify_log
 from ..log_repair import repair_log
 from ..models import places_of_this_machine, resolve_model
+from ..prefix_drift import drift_text
 from ..store import LATEST
 from .opening import Place, find_session_model, fingerprint_of, open_place
 from .options import ModelOptions, PlaceOptions, takes
@@ -225,7 +226,8 @@ def _gist(event: Event) -> str:  # noqa: PLR0911 -- a line for each type of even
             return f"{event.session} · {event.model_name} · n_ctx {event.n_ctx:,} · chapbook {event.chapbook}{of}"
         case RequestHeader():
             sections = ", ".join(f"{section.name} {section.tokens:,}" for section in event.sections)
-            return f"{event.reason} · dialect {event.dialect} · {sections}"
+            drifted = f" · drifted: {drift_text(event.drifted)}" if event.drifted else ""
+            return f"{event.reason} · dialect {event.dialect} · {sections}{drifted}"
         case TurnStart() | TurnEnd():
             end = f" · {event.reason} · {event.detail}".rstrip(" ·") if isinstance(event, TurnEnd) else ""
             return f"turn {event.turn}{end}"
@@ -248,7 +250,7 @@ def _gist(event: Event) -> str:  # noqa: PLR0911 -- a line for each type of even
 def _plan_gist(event: Event) -> str:  # noqa: PLR0911 -- a line for each type of event
     match event:
         case ModeSet():
-            return f"{event.mode} · by {event.by}"
+            return event.mode
         case PlanSubmitted():
             return f"{event.call_id} {clipped(event.title) or '(no heading)'} · artifact {event.artifact[:8]}"
         case PlanVerdictGiven():

@@ -161,7 +161,7 @@ def open_session(
 ) -> Session:
     """Open a session as configured. Raises what `Session.open` raises."""
     from ..session import Session  # noqa: PLC0415  the loop and all of its parts
-    from ..session_open import SessionHost, SessionSettings  # noqa: PLC0415  with it
+    from ..session_settings import SessionHost, SessionSettings  # noqa: PLC0415  with it
 
     config = place.loaded.config
     settings = SessionSettings(

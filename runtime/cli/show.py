@@ -162,6 +162,10 @@ class HumanView:
     def _show_usage(self, step: int, usage: StepUsage) -> None:
         self._usages.append(usage)
         self._line(visible_line(ledger_line(step, usage)), QUIET)
+        if usage.declared_break is not None:
+            self._line(
+                f"the session prefix was replaced: evaluated again from token {usage.declared_break.token:,}", QUIET
+            )
         broken = usage.undeclared_break
         if broken is not None:
             self._line(

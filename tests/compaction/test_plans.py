@@ -302,6 +302,17 @@ def test_another_title_supersedes_nothing_and_the_newest_is_operative() -> None:
     assert history.in_force() == (2, 1)
 
 
+def test_who_closes_the_plan_in_force_is_left_with_none_and_not_with_the_one_before() -> None:
+    history = History()
+    history.submit(PLAN, APPROVED)
+    history.submit(OTHER, APPROVED)
+    history.close(1)
+    assert history.in_force() == (None, None)
+    assert history.statuses() == ["approved", "closed"], "nobody closed the first one"
+    history.submit("# A third\n", APPROVED)
+    assert history.in_force() == (2, 2)
+
+
 def test_what_superseded_a_plan_is_the_first_that_took_its_place() -> None:
     history = History()
     history.submit(PLAN, APPROVED)
@@ -735,9 +746,10 @@ def test_any_history_comes_to_what_the_plain_account_says(acts: list[tuple], ran
     plans = history.plans()
     assert [plan.exchange.place for plan in plans] == [one.place for one in in_order]
     assert {plan.exchange.place: plan.status.value for plan in plans} == account.statuses
+    closed = [at for at, one in enumerate(in_order) if one.closed_seq is not None and one.verdict is APPROVED]
     live = [
         one
-        for one in in_order
+        for one in in_order[max(closed, default=-1) + 1 :]
         if one.place in {held.place for held in (*account.standing.values(), *account.draft.values())}
     ]
     approved = [one for one in live if one.place in {held.place for held in account.standing.values()}]

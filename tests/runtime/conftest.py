@@ -24,7 +24,7 @@ from chapbook.runtime.events import StepEnd, StepUsage, ToolCallEvent, ToolResul
 from chapbook.runtime.llama import LlamaEngine
 from chapbook.runtime.log_reading import read_log, verify_log
 from chapbook.runtime.session import Session
-from chapbook.runtime.session_open import SessionHost, SessionSettings
+from chapbook.runtime.session_settings import SessionHost, SessionSettings
 from chapbook.runtime.tools.spec import Policy
 from chapbook.runtime.wrapped import ForcedEngine
 

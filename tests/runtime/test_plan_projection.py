@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from chapbook.compaction.plans import Plan, PlanStatus, PlanVerdict, classify_plans
 from chapbook.kernels.errors import LogError
@@ -15,7 +16,7 @@ from chapbook.runtime.log_reading import read_log
 from chapbook.runtime.plan_projection import SUBMITTING_TOOL, plan_exchanges
 from chapbook.runtime.plan_review import ReviewAnswer, ReviewDecision
 from chapbook.runtime.session import Session
-from chapbook.runtime.session_open import SessionSettings
+from chapbook.runtime.session_settings import SessionSettings
 from chapbook.runtime.stored_plans import find_plans, read_session_plans, reader_of
 from chapbook.runtime.tools.plan import exit_plan_mode
 
@@ -128,15 +129,16 @@ def test_a_crash_between_call_and_result_leaves_the_plan_pending_after_a_resume_
 @pytest.mark.parametrize(
     ("left", "status"), [(True, PlanStatus.APPROVED), (False, PlanStatus.PENDING)], ids=["mode left", "mode kept"]
 )
-def test_a_result_that_comes_again_keeps_a_yes_only_where_plan_mode_was_left(
+def test_a_yes_whose_result_was_lost_counts_only_where_plan_mode_was_left(
     left: bool, status: PlanStatus, rig: Callable[..., Any]
 ) -> None:
     session = submitted(rig(), answers(APPROVE), PLAN)
     events = events_of(session)
     at = next(index for index, logged in enumerate(events) if isinstance(logged.event, PlanVerdictGiven)) + 1
+    lost = (ToolResult,) if left else (ToolResult, ModeSet)
     result = next(logged.event for logged in events if isinstance(logged.event, ToolResult))
-    rest = [logged.event for logged in events[at:] if left or not isinstance(logged.event, ModeSet)]
-    again = [*(logged.event for logged in events[:at]), result, *rest]
+    rest = [logged.event for logged in events[at:] if not isinstance(logged.event, lost)]
+    again = [*(logged.event for logged in events[:at]), structs.replace(result, synthetic=True), *rest]
     renumbered = [Logged(Seq(seq), 0.0, event) for seq, event in enumerate(again)]
     assert [plan.status for plan in classified(session, renumbered)] == [status]
 

@@ -18,7 +18,7 @@ from chapbook.runtime.engine import Engine, EngineInfo
 from chapbook.runtime.events import PrefixSection
 from chapbook.runtime.llama import LlamaEngine
 from chapbook.runtime.session import Session
-from chapbook.runtime.session_open import SessionHost
+from chapbook.runtime.session_settings import SessionHost
 from chapbook.runtime.tools.builtin import builtin_tools
 from chapbook.runtime.tools.reserved import RESERVED_SCHEMAS
 from chapbook.runtime.tools.spec import Tool, ToolOutput

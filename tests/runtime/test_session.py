@@ -16,7 +16,7 @@ from chapbook.runtime.calls import ChoiceKind, ToolChoice
 from chapbook.runtime.events import StepUsage, TurnEndReason
 from chapbook.runtime.log_reading import read_log
 from chapbook.runtime.session import Session
-from chapbook.runtime.session_open import SessionSettings
+from chapbook.runtime.session_settings import SessionSettings
 from chapbook.runtime.stream import NoticeGiven, StepEnded, TextDelta, ToolFinished, TurnEnded
 from chapbook.runtime.tools.builtin import builtin_tools
 from chapbook.runtime.tools.declare import tool

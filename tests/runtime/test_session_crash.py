@@ -29,7 +29,7 @@ from chapbook.runtime.llama import LlamaEngine
 from chapbook.runtime.log_reading import LogContents, read_log
 from chapbook.runtime.projection import NOT_MEASURED, NOT_STARTED, OUTCOME_UNKNOWN
 from chapbook.runtime.session import Session
-from chapbook.runtime.session_open import SessionHost, SessionSettings
+from chapbook.runtime.session_settings import SessionHost, SessionSettings
 from chapbook.runtime.stream import StepEnded
 from chapbook.runtime.tools.builtin import builtin_tools
 from chapbook.runtime.tools.declare import tool

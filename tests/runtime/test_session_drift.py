@@ -21,7 +21,7 @@ from chapbook.runtime.events import (
 )
 from chapbook.runtime.log_reading import LOG_NAME, TOKENS_NAME, read_log
 from chapbook.runtime.session import Session
-from chapbook.runtime.session_open import SessionSettings
+from chapbook.runtime.session_settings import SessionSettings
 from chapbook.runtime.stream import NoticeGiven, TurnEnded
 from chapbook.runtime.tools.builtin import builtin_tools
 from chapbook.runtime.tools.declare import tool

@@ -12,7 +12,7 @@ from chapbook.runtime.engine import Sampling
 from chapbook.runtime.events import AssistantMessage, ToolResult
 from chapbook.runtime.log_reading import read_log
 from chapbook.runtime.session import Session
-from chapbook.runtime.session_open import SessionSettings
+from chapbook.runtime.session_settings import SessionSettings
 from chapbook.runtime.tools.listing import list_folder
 from chapbook.runtime.tools.read import read
 from chapbook.runtime.turn import UNREADABLE_CALL

@@ -16,7 +16,7 @@ from chapbook.runtime.events import Author, Notice, SegmentKind, StepEnd, ToolRe
 from chapbook.runtime.hooks import Hooks
 from chapbook.runtime.log_reading import read_log
 from chapbook.runtime.session import Session
-from chapbook.runtime.session_open import SessionSettings
+from chapbook.runtime.session_settings import SessionSettings
 from chapbook.runtime.stream import NoticeGiven, ToolFinished
 from chapbook.runtime.tools.builtin import builtin_tools
 from chapbook.runtime.tools.declare import tool

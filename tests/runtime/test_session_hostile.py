@@ -8,7 +8,7 @@ import pytest
 from chapbook.kernels.errors import LogWriteFailed, WorkspaceError
 from chapbook.runtime.events import TurnEndReason
 from chapbook.runtime.hooks import Hooks
-from chapbook.runtime.session_open import SessionSettings
+from chapbook.runtime.session_settings import SessionSettings
 from chapbook.runtime.stream import ToolFinished
 from chapbook.runtime.tools.builtin import builtin_tools
 from chapbook.runtime.tools.declare import tool

@@ -16,7 +16,7 @@ from chapbook.runtime.chat_format import Shape
 from chapbook.runtime.events import Notice, ToolResult
 from chapbook.runtime.log_reading import read_log
 from chapbook.runtime.session import Session
-from chapbook.runtime.session_open import SessionSettings
+from chapbook.runtime.session_settings import SessionSettings
 from chapbook.runtime.stream import NoticeGiven
 from chapbook.runtime.tools.spec import Policy
 

@@ -9,12 +9,21 @@ from typing import Any
 
 import pytest
 
-from chapbook.compaction.plans import PlanVerdict
-from chapbook.runtime.events import LedgerSet, LedgerStepMarked, ModeSet, PlanSubmitted, PlanVerdictGiven, ToolResult
+from chapbook.compaction.plans import PlanStatus, PlanVerdict
+from chapbook.runtime.events import (
+    LedgerSet,
+    LedgerStepMarked,
+    ModeSet,
+    Notice,
+    PlanSubmitted,
+    PlanVerdictGiven,
+    ToolResult,
+)
 from chapbook.runtime.log_reading import read_log
 from chapbook.runtime.plan_review import ReviewAnswer, ReviewDecision, SubmittedPlan
 from chapbook.runtime.session import Session
-from chapbook.runtime.session_open import SessionSettings
+from chapbook.runtime.session_settings import SessionSettings
+from chapbook.runtime.stored_plans import read_session_plans
 from chapbook.runtime.stream import NoticeGiven
 from chapbook.runtime.tools.spec import Policy
 
@@ -63,6 +72,44 @@ def test_an_approved_plan_leaves_plan_mode_at_the_steps_end_and_not_before(rig: 
     (submitted,) = [event for event in events if isinstance(event, PlanSubmitted)]
     assert session.store.artifacts.read(submitted.artifact).decode() == PLAN
     assert [event.mode for event in events if isinstance(event, ModeSet)] == ["plan", "default"]
+
+
+@pytest.mark.parametrize("kept", ["plan/verdict", "tool/result"])
+def test_after_a_crash_before_the_mode_of_an_approval_the_old_one_stays_and_the_model_is_told(
+    kept: str, rig: Callable[..., Any]
+) -> None:
+    made = rig()
+    replies = [made.call("exit_plan_mode", plan=PLAN), "done"]
+    session = made.open(replies, settings=settings(mode="plan"), host={"review_plan": lambda _: APPROVE})
+    list(session.send("Rename the vault"))
+    session.abandon()
+    log = session.store.session_folder(session.id) / "log.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    last = max(at for at, line in enumerate(lines) if f'"{kept}"'.encode() in line)
+    log.write_bytes(b"".join(lines[: last + 1]))
+    with made.open(["I go on planning"], resume=session.id, settings=settings()) as resumed:
+        assert resumed.mode == "plan"
+        list(resumed.send("go"))
+        made.check(resumed)
+        events = events_of(resumed)
+        (plan,) = read_session_plans(resumed.store, resumed.id)
+    # Where its result was lost, the model has read that the outcome is unknown: that is no approval.
+    assert plan.plan.status is (PlanStatus.APPROVED if kept == "tool/result" else PlanStatus.PENDING)
+    results = [event for event in events if isinstance(event, ToolResult)]
+    assert ("is approved" in results[0].content) is (kept == "tool/result")
+    notices = [event.text for event in events if isinstance(event, Notice) and event.producer == "mode"]
+    assert len(notices) == 2
+    assert "mode plan" in notices[-1]
+
+
+def test_what_a_result_claims_is_in_the_log_before_it(rig: Callable[..., Any]) -> None:
+    made = rig()
+    calls = made.call("exit_plan_mode", plan=PLAN) + made.call("plan_start", task="Rename", steps=["one"])
+    with made.open([calls, "done"], settings=settings(mode="plan"), host={"review_plan": lambda _: APPROVE}) as session:
+        list(session.send("go"))
+        events = events_of(session)
+    kinds = [type(event) for event in events if isinstance(event, PlanVerdictGiven | LedgerSet | ToolResult)]
+    assert kinds == [PlanVerdictGiven, ToolResult, LedgerSet, ToolResult]
 
 
 def raises(_plan: SubmittedPlan) -> ReviewAnswer:

@@ -16,7 +16,7 @@ from chapbook.runtime.calls import LoggedCall, ToolSchema
 from chapbook.runtime.events import Notice, StepEnd, ToolCallEvent, ToolResult, TurnEndReason
 from chapbook.runtime.hooks import Allow, Ask, Deny, Hooks
 from chapbook.runtime.log_reading import read_log
-from chapbook.runtime.session_open import SessionSettings
+from chapbook.runtime.session_settings import SessionSettings
 from chapbook.runtime.stream import NoticeGiven, ToolFinished
 from chapbook.runtime.tools.builtin import builtin_tools
 from chapbook.runtime.tools.declare import tool

@@ -35,7 +35,7 @@ from chapbook.runtime.log_reading import read_log, verify_log
 from chapbook.runtime.projection import OUTCOME_UNKNOWN
 from chapbook.runtime.scripted import Reply, ScriptedEngine
 from chapbook.runtime.session import Session
-from chapbook.runtime.session_open import SessionHost, SessionSettings
+from chapbook.runtime.session_settings import SessionHost, SessionSettings
 from chapbook.runtime.store import SessionCondition, Store
 from chapbook.runtime.stream import PrefillProgressed, StepStarted, SubagentEvent, ToolFinished, ToolStarted, TurnEnded
 from chapbook.runtime.subagent import SUBAGENT_ROUNDS, SubagentReport

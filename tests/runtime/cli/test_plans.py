@@ -11,7 +11,7 @@ from chapbook.compaction.ledger_file import LedgerFile
 from chapbook.runtime.plan_review import ReviewAnswer, ReviewDecision
 from chapbook.runtime.scripted import ScriptedEngine
 from chapbook.runtime.session import Session
-from chapbook.runtime.session_open import SessionHost, SessionSettings
+from chapbook.runtime.session_settings import SessionHost, SessionSettings
 
 SMALL = "--n-ctx=8192", "--max-reply-tokens=8", "--seed=1", "--tool-choice=none", "--set=turn.continuations=0"
 PLAN = "# Rename the vault\n\n1. Rename it \u202e\x1b[2J now.\n"

@@ -37,7 +37,7 @@ from chapbook.runtime.cli.reviewing import TerminalReview
 from chapbook.runtime.cli.show import HumanView
 from chapbook.runtime.scripted import ScriptedEngine
 from chapbook.runtime.session import Session
-from chapbook.runtime.session_open import SessionHost, SessionSettings
+from chapbook.runtime.session_settings import SessionHost, SessionSettings
 from chapbook.runtime.tools.spec import Policy
 
 def call(name, **arguments):
