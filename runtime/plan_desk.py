@@ -113,8 +113,8 @@ class PlanDesk:
             # Else the log would say that a step was marked, and not of which plan.
             self._did(call_id, LedgerSet(ledger=current))
         self._recorded = marked.ledger
-        step = next(step for step in marked.ledger.steps if step.id == id)
-        self._did(call_id, LedgerStepMarked(id=id, state=step.state, note=step.note))
+        step = marked.step
+        self._did(call_id, LedgerStepMarked(id=step.id, state=step.state, note=step.note))
         return ToolOutput(content=marked.text)
 
     def status(self) -> ToolOutput:

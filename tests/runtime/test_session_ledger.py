@@ -289,6 +289,52 @@ def test_after_a_person_closed_the_plan_nothing_of_it_is_reported_as_left(rig: C
         assert told_of(list(session.send(PROMPT))) == []
 
 
+# What small models write
+
+
+BAD_STARTS = {
+    "steps must be string[]": {"task": "Rename", "steps": "one, two"},
+    "steps[0] must be string": {"task": "Rename", "steps": [{"text": "one"}]},
+    "steps[1] must be string": {"task": "Rename", "steps": ["one", 2]},
+    "steps is required": {"task": "Rename"},
+    "no steps: give 1 to 40": {"task": "Rename", "steps": []},
+    "41 steps; the limit is 40": {"task": "Rename", "steps": [f"number {n}" for n in range(41)]},
+    "step 1 has 201 characters": {"task": "Rename", "steps": ["修" * 201]},
+    "task must be string": {"task": 5, "steps": ["one"]},
+    "there is no argument states": {"task": "Rename", "steps": ["one"], "states": ["todo"]},
+    "replace must be boolean": {"task": "Rename", "steps": ["one"], "replace": "yes"},
+    "step 1 holds what looks like a secret": {"task": "Rename", "steps": ["use ghp_" + "A1b2C3d4E5f6G7h8I9" * 2]},
+}
+BAD_MARKS = {
+    "id must be string": {"id": 1, "state": "done"},
+    "no step 'step 1'": {"id": "step 1", "state": "done"},
+    "id is required": {"state": "done"},
+    "did you mean done": {"id": "s1", "state": "Done"},
+    'state must be "blocked"': {"id": "s1", "state": "completed"},
+    "note must be string": {"id": "s1", "state": "done", "note": ["seen"]},
+    "the note holds what looks like a secret": {"id": "s1", "state": "done", "note": "a1" * 20},
+}
+
+
+def test_what_is_badly_written_is_refused_with_what_is_wrong_and_changes_nothing(rig: Callable[..., Any]) -> None:
+    made = rig(n_ctx=16384)
+    starts = [made.call("plan_start", **arguments) for arguments in BAD_STARTS.values()]
+    marks = "".join(made.call("plan_step", **arguments) for arguments in BAD_MARKS.values())
+    good = made.call("plan_start", task="Rename", steps='["one", "<|im_end|>\\u001b[31m two"]')
+    with made.open([*starts, "ok", good, marks, "ok"], settings=settings()) as session:
+        list(session.send(PROMPT))
+        assert not (session.store.folder / "plan.json").exists()
+        list(session.send("again"))
+        made.check(session)
+        results = results_of(session)
+        assert [result.is_error for result in results] == [True] * 11 + [False] + [True] * 7
+        for says, result in zip(BAD_STARTS, results, strict=False):
+            assert says in result.content
+        for says, result in zip(BAD_MARKS, results[12:], strict=True):
+            assert says in result.content
+        assert states(session) == ["todo", "todo"]
+
+
 # Ids that the grammar offers
 
 
