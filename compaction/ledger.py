@@ -97,6 +97,11 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
         return self.was_marked or any(step.state is not StepState.TODO for step in self.steps)
 
     @property
+    def markable_ids(self) -> tuple[str, ...]:
+        """The ids that `plan_step` takes; none of a closed plan."""
+        return () if self.closed else tuple(step.id for step in self.steps)
+
+    @property
     def next_step(self) -> LedgerStep | None:
         """The step to suggest for marking: the first that is being done, else the first to do. None is blocked."""
         for state in (StepState.DOING, StepState.TODO):
@@ -129,9 +134,10 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Marked(msgspec.Struct, frozen=True, kw_only=True):
-    """What `plan_step` comes to."""
+    """What `plan_step` comes to. `step` is the one that was marked, as it is now."""
 
     ledger: Ledger
+    step: LedgerStep
     text: str
 
 
@@ -200,7 +206,8 @@ def start_plan(
 
 
 def mark_step(ledger: Ledger | None, *, id: str, state: StepState, note: str = "") -> Marked:
-    """Say how a step stands. Without a note the step keeps the one it has; one that is too long is cut, with a mark.
+    """Say how a step stands. White space and case of an id tell no step from another. Without a note the step keeps the
+    one it has; one that is too long is cut, with a mark.
 
     Raises ToolError where there is no plan (a stored one of another task is none), no such step, or a secret.
     """
@@ -208,21 +215,25 @@ def mark_step(ledger: Ledger | None, *, id: str, state: StepState, note: str = "
         raise ToolError("there is no plan to mark. plan_start, with the task and its steps, begins one")
     if ledger.closed:
         raise ToolError("the plan was closed. plan_start, with the task and its steps, begins another")
-    step = next((step for step in ledger.steps if step.id == id), None)
+    step = next((step for step in ledger.steps if step.id == id.strip().lower()), None)
     if step is None:
         ids = ", ".join(step.id for step in ledger.steps)
         raise ToolError(f"no step {shown(id, limit=20)!r}. The steps are: {ids}")
     kept = _checked_note(note)
-    marked = msgspec.structs.replace(step, state=state, note=kept or step.note)
-    ledger = msgspec.structs.replace(
-        ledger,
-        steps=tuple(marked if each is step else each for each in ledger.steps),
-        was_marked=ledger.ever_marked or state is not StepState.TODO,
-    )
     text = f"{step.id} is {'still ' if step.state is state else ''}{state}"
     if len(one_line(note)) > NOTE_CHARS:
         text += f"; its note was cut to {NOTE_CHARS} characters"
-    return Marked(ledger=ledger, text=text)
+    marked = msgspec.structs.replace(step, state=state, note=kept or step.note)
+    return Marked(ledger=with_mark(ledger, id=step.id, state=state, note=marked.note), step=marked, text=text)
+
+
+def with_mark(ledger: Ledger, *, id: str, state: StepState, note: str) -> Ledger:
+    """Return the plan with a mark that was accepted once: nothing is judged, and no step of it changes where none has
+    that id."""
+    steps = (msgspec.structs.replace(step, state=state, note=note) if step.id == id else step for step in ledger.steps)
+    return msgspec.structs.replace(
+        ledger, steps=tuple(steps), was_marked=ledger.ever_marked or state is not StepState.TODO
+    )
 
 
 def close_plan(ledger: Ledger) -> Ledger:

@@ -37,14 +37,16 @@ _NO_REGULAR_FILE: Final = (errno.ELOOP, errno.EINVAL, errno.ENXIO)
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """What a holder's file says. `quarantined` is where a file went that is no plan; then there is no ledger."""
+    """What a holder's file says, without secrets that a person wrote there. `quarantined` is where a file went that is
+    no plan; then there is no ledger."""
 
     ledger: Ledger | None = None
     quarantined: Path | None = None
 
 
 class FoundLedger(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of the store that has the name of a plan's. `ledger` is None where it is none, or cannot be read."""
+    """A file of the store that has the name of a plan's. `ledger`, without secrets, is None where it is none, or cannot
+    be read."""
 
     path: Path
     ledger: Ledger | None = None
@@ -63,7 +65,7 @@ def find_ledgers(store_folder: Path) -> tuple[FoundLedger, ...]:
                 ledger = _decoded(file.read(MOST_FILE_BYTES))
         except OSError:
             ledger = None
-        found.append(FoundLedger(path=path, ledger=ledger))
+        found.append(FoundLedger(path=path, ledger=None if ledger is None else _redacted(ledger)))
     return tuple(found)
 
 
@@ -100,7 +102,7 @@ class LedgerFile:
             self._require_own_folder()
             data = self._read()
             ledger = _decoded(data)
-            return Loaded(ledger=ledger) if ledger is not None else Loaded(quarantined=self._quarantine())
+            return Loaded(ledger=_redacted(ledger)) if ledger is not None else Loaded(quarantined=self._quarantine())
         except FileNotFoundError:  # there is none, or another process has just moved it aside
             return Loaded()
         except OSError as error:

@@ -5,7 +5,7 @@ Text that an agent wrote is shown on one line, without control characters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from .ledger import Ledger, LedgerStep, StepState, marking_call, shown, step_line
@@ -54,17 +54,17 @@ def ledger_line(ledger: Ledger | None, *, round: int | None, rounds: int | None,
     return ""
 
 
-def foreign_notice(ledger: Ledger) -> str:
+def foreign_notice(ledger: Ledger, told: Sequence[str] = ()) -> str:
     """Return what is said once of a stored plan of another task: how many steps are left, of which task.
 
-    Empty for one that is finished: nothing is to be kept of it.
+    Empty for one that is finished, since nothing is to be kept of it, and where the notices `told` mention its task.
     """
-    if ledger.is_finished:
+    mention = f"outstanding: {shown(ledger.task, limit=_NOTICE_TASK_CHARS)}. It is not part of this task"
+    if ledger.is_finished or any(mention in text for text in told):
         return ""
     return (
         f"A plan of another task is stored, {len(ledger.outstanding)} of {quantity(len(ledger.steps), 'step')} "
-        f"outstanding: {shown(ledger.task, limit=_NOTICE_TASK_CHARS)}. It is not part of this task; plan_start sets it "
-        "aside."
+        f"{mention}; plan_start sets it aside."
     )
 
 
@@ -90,17 +90,16 @@ def difference_notice(acts: Ledger | None, stored: Ledger | None) -> str:
 def end_report(ledger: Ledger | None) -> str:
     """Return what a person is told at a turn's end: which steps are outstanding, and whether any was ever marked.
 
-    It says what the ledger holds, never whether the work is right. Empty without a ledger.
+    It says what the ledger holds, never whether the work is right. Empty without a ledger, and for a closed plan: a
+    person has said that nothing of it is left.
     """
-    if ledger is None:
+    if ledger is None or ledger.closed:
         return ""
     total = quantity(len(ledger.steps), "step")
     if not ledger.ever_marked:
         head = f"plan: no step was ever marked ({total})"
     else:
         head = f"plan: {ledger.done_count} of {total} marked done"
-    if ledger.closed:
-        head += "; closed"
     return _with_steps(head, ledger.outstanding)
 
 

@@ -24,7 +24,7 @@ from ..compaction.ledger import (
 from ..compaction.ledger_file import LedgerFile
 from ..compaction.ledger_lines import difference_notice, end_report, foreign_notice, ledger_line, status_text
 from ..compaction.plans import PlanVerdict, heading_of, strip_reminders
-from ..kernels.errors import ArtifactError, ChapbookError
+from ..kernels.errors import ArtifactError, LedgerError
 from .calls import CallId
 from .events import (
     Event,
@@ -55,9 +55,9 @@ class PlanDesk:
     file: LedgerFile
     pending_mode: PendingMode
     review: Reviewer | None = None
-    _stored: Ledger | None = None
-    _loaded: bool = False
-    _foreign: Ledger | None = None
+    _recorded: Ledger | None = None
+    _opened: bool = False
+    _complaint: str = ""
     _effects: dict[CallId, list[Event]] = field(default_factory=dict)
     _told: list[str] = field(default_factory=list)
 
@@ -101,62 +101,74 @@ class PlanDesk:
             return failed(f"the review failed ({problem}). Nothing is approved.")
 
     def start(self, call_id: CallId, *, task: str, steps: Sequence[str], replace: bool) -> ToolOutput:
-        """Begin a ledger, or hand back the one that is not finished. Raises ToolError by the ledger's rules."""
-        current, key, related = self._current(), self._key, Relation.SAME
-        if current is not None:
-            related = relation(current, session=self.session, key=key, prompt=self._prompt)
-        if self._foreign is not None and current is None:
-            current, related = self._foreign, Relation.DIFFERENT
+        """Begin a ledger, or hand back the one that is not finished. Raises ToolError by the ledger's rules, and
+        LedgerError."""
+        current = self._load()
+        related = Relation.SAME if current is None else self._relation(current)
         started = start_plan(
-            current, task=task, steps=steps, replace=replace, relation=related, session=self.session, key=key
+            current, task=task, steps=steps, replace=replace, relation=related, session=self.session, key=self._key
         )
         text = started.text
         if started.set_aside is not None:
             text += f" It is kept in {self.file.set_aside(started.set_aside).name}."
         self.file.save(started.ledger)
-        self._stored, self._foreign = started.ledger, None
+        self._recorded = started.ledger
         self._did(call_id, LedgerSet(ledger=started.ledger))
         return ToolOutput(content=text)
 
     def mark(self, call_id: CallId, *, id: str, state: StepState, note: str) -> ToolOutput:
-        """Mark a step. Raises ToolError for one that is not there."""
-        marked = mark_step(self._current(), id=id, state=state, note=note)
+        """Mark a step. Raises ToolError for one that is not there, and LedgerError."""
+        current = self._own()
+        marked = mark_step(current, id=id, state=state, note=note)
         self.file.save(marked.ledger)
-        self._stored = marked.ledger
-        step = next(step for step in marked.ledger.steps if step.id == id)
-        self._did(call_id, LedgerStepMarked(id=id, state=step.state, note=step.note))
+        if current is not None and current != self._acts:
+            # Else the log would say that a step was marked, and not of which plan.
+            self._did(call_id, LedgerSet(ledger=current))
+        self._recorded = marked.ledger
+        step = marked.step
+        self._did(call_id, LedgerStepMarked(id=step.id, state=step.state, note=step.note))
         return ToolOutput(content=marked.text)
 
     def status(self) -> ToolOutput:
-        """Show the ledger."""
-        return ToolOutput(content=status_text(self._current()))
+        """Show the ledger. Raises LedgerError."""
+        return ToolOutput(content=status_text(self._own()))
+
+    def step_ids(self) -> tuple[str, ...]:
+        """Return the ids of the steps that may be marked now."""
+        current = self._seen()
+        return () if current is None else current.markable_ids
 
     def close(self) -> PlanClosed | None:
-        """End the plan in force, as a person asked; None where there is none."""
-        current = self._current()
+        """End the plan in force, as a person asked; None where there is none. Raises LedgerError."""
+        current = self._own()
         if current is None or current.closed:
             return None
-        self._stored = close_plan(current)
-        self.file.save(self._stored)
+        self.file.save(close_plan(current))
+        if self._recorded is not None:
+            self._recorded = close_plan(self._recorded)
         return PlanClosed(task=current.task)
 
     def line(self, *, round: int | None, rounds: int | None, count: Callable[[str], int]) -> str:
         """Return the line that rides on a step's last result; empty without a ledger."""
-        return ledger_line(self._current(), round=round, rounds=rounds, count=count)
+        return ledger_line(self._shown(), round=round, rounds=rounds, count=count)
 
     def opening_notices(self) -> tuple[str, ...]:
         """Return what is to be said once, when the first turn after opening begins."""
-        if self._loaded:
+        if self._opened:
             return ()
-        acts = self.state().ledger
-        current = self._current()
-        difference = difference_notice(acts, current) if acts is not None else ""
-        foreign = "" if self._foreign is None else foreign_notice(self._foreign)
-        return tuple(text for text in (difference, foreign) if text)
+        self._opened = True
+        stored, told = self._seen(every=True), self.notices()
+        foreign = stored if stored is not None and self._relation(stored) is Relation.DIFFERENT else None
+        acts = self._acts
+        difference = "" if acts is None else difference_notice(acts, None if foreign is not None else stored)
+        if any(difference in text for text in told):
+            difference = ""
+        mention = "" if foreign is None else foreign_notice(foreign, told)
+        return tuple(text for text in (difference, mention) if text)
 
     def end_report(self) -> str:
         """Return what is left, for the person; empty without a ledger."""
-        return end_report(self._current())
+        return end_report(self._shown())
 
     def take_effects(self, call_id: CallId) -> tuple[Event, ...]:
         """Return what a call did, once, for the log."""
@@ -175,22 +187,45 @@ class PlanDesk:
     def _key(self) -> TaskKey | None:
         return task_key(self._prompt) if self._prompt else None
 
-    def _current(self) -> Ledger | None:
-        """Return the ledger that is this session's: its own, or that of an earlier run of the same task."""
-        if not self._loaded:
-            self._loaded = True
-            try:
-                stored = self.file.load().ledger
-            except ChapbookError as error:
-                self._told.append(str(error))
-                stored = None
-            if stored is not None:
-                related = relation(stored, session=self.session, key=self._key, prompt=self._prompt)
-                if related is Relation.DIFFERENT:
-                    self._foreign = stored
-                else:
-                    self._stored = stored
-        return self._stored
+    @property
+    def _acts(self) -> Ledger | None:
+        """The plan as this session's log has it, or will have it once a call that has just ended is logged."""
+        return self._recorded or self.state().ledger
+
+    def _relation(self, ledger: Ledger) -> Relation:
+        return relation(ledger, session=self.session, key=self._key, prompt=self._prompt)
+
+    def _load(self) -> Ledger | None:
+        """Return the stored plan, whosever it is: read anew each time, since other sessions and people write it too.
+
+        Raises LedgerError.
+        """
+        loaded = self.file.load()
+        if loaded.quarantined is not None:
+            moved = f"it was moved to {loaded.quarantined.name}"
+            self._told.append(f"{self.file.path} is no plan that can be read: {moved}")
+        return loaded.ledger
+
+    def _own(self) -> Ledger | None:
+        """Return the ledger that is this session's: its own, or that of another run of the same task."""
+        stored = self._load()
+        return None if stored is None or self._relation(stored) is Relation.DIFFERENT else stored
+
+    def _seen(self, *, every: bool = False) -> Ledger | None:
+        """Return the ledger, of another task too with `every`; none where it cannot be read, which the person is told
+        once."""
+        try:
+            return self._load() if every else self._own()
+        except LedgerError as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                self._told.append(self._complaint)
+            return None
+
+    def _shown(self) -> Ledger | None:
+        """Return the ledger as far as there is something to say of it: one that others finished does not come back."""
+        current = self._seen()
+        return None if current is not None and current.is_finished and self._acts is None else current
 
     def _did(self, call_id: CallId, event: Event) -> None:
         self._effects.setdefault(call_id, []).append(event)

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..compaction.artifacts import ArtifactRef
-from ..compaction.ledger import Ledger, close_plan, mark_step
+from ..compaction.ledger import Ledger, close_plan, with_mark
 from ..compaction.plans import PlanVerdict
 from .calls import CallId, LoggedCall
 from .events import (
@@ -283,9 +283,9 @@ def _on_ledger_set(_state: SessionState, event: LedgerSet) -> _Changes:
 
 
 def _on_ledger_step(state: SessionState, event: LedgerStepMarked) -> _Changes:
-    if state.ledger is None or all(step.id != event.id for step in state.ledger.steps):
-        return {}  # the ledger was begun by an earlier session: the file has it
-    return {"ledger": mark_step(state.ledger, id=event.id, state=event.state, note=event.note).ledger}
+    if state.ledger is None or state.ledger.closed:
+        return {}  # of a plan that only the file has, in a log of before such a plan was recorded with its first mark
+    return {"ledger": with_mark(state.ledger, id=event.id, state=event.state, note=event.note)}
 
 
 def _on_plan_closed(state: SessionState, _event: PlanClosed) -> _Changes:

@@ -182,11 +182,15 @@ class CallRunner:
         return tuple(tool.name for tool in self.offered)
 
     def callable_tools(self, stored: Sequence[Citation] = ()) -> tuple[CallableTool, ...]:
-        """Return the tools as the grammar sees them now: with the paths that exist now, and the blobs `stored` that
-        stubs or the person have named. A kind that has too many values to offer is left free; a tool that looks into
-        artifacts is left out while there are none."""
+        """Return the tools as the grammar sees them now: with the paths that exist now, the steps of the plan in force,
+        and the blobs `stored` that stubs or the person have named. A kind that has too many values to offer is left
+        free; a tool that marks steps or looks into artifacts is left out while there are none."""
         values: dict[Grounded, tuple[str, ...]] = {Grounded.ARTIFACT: tuple(each.id for each in stored)}
-        for kind in {kind for tool in self.offered for kind in tool.grounded.values()} - {Grounded.ARTIFACT}:
+        kinds = {kind for tool in self.offered for kind in tool.grounded.values()}
+        if Grounded.STEP in kinds:
+            values[Grounded.STEP] = () if self.desk is None else self.desk.step_ids()
+        missing = {kind for kind, known in values.items() if not known}
+        for kind in kinds - set(values):
             known = self.workspace.grounded_values(kind)
             if known is not None:
                 paths = () if kind is Grounded.FOLDER else tuple(each.path for each in stored)
@@ -197,7 +201,7 @@ class CallRunner:
                 grounded={name: values[kind] for name, kind in tool.grounded.items() if kind in values},
             )
             for tool in self.offered
-            if stored or Grounded.ARTIFACT not in tool.grounded.values()
+            if missing.isdisjoint(tool.grounded.values())
         )
 
     def mention_call(self, mention: Mention, call_id: CallId) -> LoggedCall:

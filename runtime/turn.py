@@ -268,7 +268,7 @@ class Turn:
             left_tokens -= self.parts.gate.count(Shape.TOOL, f"\n{line}") + LINE_SLACK_TOKENS
         admitted = self.parts.gate.admit([*offered, *added], left_tokens=left_tokens)
         results = list(admitted[: len(offered)])
-        if line:
+        if line and sum(one.tokens for one in admitted) <= left_tokens:
             results[-1] = self.parts.gate.with_line(results[-1], line)
         self._seen = [_seen(one, entering) for one, entering in zip(outcomes, results, strict=True)]
         # All of them are in the log before the host hears of one: it may stop reading at any event.
@@ -290,10 +290,12 @@ class Turn:
 
     def _ledger_line(self) -> str:
         """Return the line that rides on the step's last result; empty without a ledger."""
-        line = self.parts.desk.line(
-            round=self._rounds, rounds=self.parts.limits.rounds, count=partial(self.parts.gate.count, Shape.TOOL)
-        )
+        line = self.parts.desk.line(round=self._rounds, rounds=self.parts.limits.rounds, count=self._line_tokens)
         return f"[{line}]" if line else ""
+
+    def _line_tokens(self, line: str) -> int:
+        """Count a ledger's line as it stands behind a result."""
+        return self.parts.gate.count(Shape.TOOL, f"\n[{line}]")
 
     def _left_tokens(self, calls: Sequence[LoggedCall], *, notices: int = 0) -> int:
         """Return what the results of `calls`, and so many notices, may take besides their own markup."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from ...compaction.ledger import StepState
 from ...kernels.errors import ToolDenied
 from .declare import tool
-from .spec import ToolContext, ToolOutput
+from .spec import Grounded, ToolContext, ToolOutput
 
 if TYPE_CHECKING:
     from ..plan_desk import PlanDesk
@@ -30,7 +30,10 @@ def plan_start(context: ToolContext, task: str, steps: list[str], replace: bool 
 
 @tool
 def plan_step(
-    context: ToolContext, id: str, state: Literal["todo", "doing", "done", "blocked"], note: str = ""
+    context: ToolContext,
+    id: Annotated[str, Grounded.STEP],
+    state: Literal["todo", "doing", "done", "blocked"],
+    note: str = "",
 ) -> ToolOutput:
     """Mark a step."""
     return _desk(context).mark(context.call_id, id=id, state=StepState(state), note=note)

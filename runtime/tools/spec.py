@@ -32,6 +32,7 @@ class Grounded(enum.StrEnum):
     FOLDER = "folder"
     PATH = "path"
     ARTIFACT = "artifact"
+    STEP = "step"
 
 
 class Citation(msgspec.Struct, frozen=True, kw_only=True):

@@ -125,6 +125,19 @@ def test_an_unknown_id_is_refused_with_the_ids_that_there_are(ledger):
         mark_step(ledger, id="s9", state=DONE)
 
 
+@pytest.mark.parametrize("id", ["S2", " s2\n", "s2"])
+def test_an_id_is_known_whatever_its_case_and_the_white_space_around_it(ledger, id):
+    done = mark_step(ledger, id=id, state=DONE)
+    assert done.step == done.ledger.steps[1] == LedgerStep(id="s2", text="fix it", state=DONE)
+    assert done.text == "s2 is done"
+
+
+@pytest.mark.parametrize("id", ["", "2", "s", "s02", "s2 s3", "\uff532", "fix it"])
+def test_what_is_no_id_marks_nothing(ledger, id):
+    with pytest.raises(ToolError, match="The steps are: s1, s2, s3, s4"):
+        mark_step(ledger, id=id, state=DONE)
+
+
 def test_a_note_over_300_characters_is_cut_with_a_mark_and_the_state_is_kept(ledger):
     whole = mark_step(ledger, id="s1", state=DONE, note="n" * 300)
     assert whole.ledger.steps[0].note == "n" * 300

@@ -212,6 +212,13 @@ def test_a_foreign_plan_is_mentioned_by_count_and_task_without_its_steps():
     assert not any(text in foreign_notice(plan()) for text in WORDS)
 
 
+def test_a_foreign_plan_is_mentioned_once_for_each_task_whatever_was_marked_since():
+    told = [f"[chapbook] {foreign_notice(plan())}"]
+    assert foreign_notice(plan(DONE), told) == ""
+    other = msgspec.structs.replace(plan(), task="paint the fence")
+    assert "paint the fence" in foreign_notice(other, told)
+
+
 def test_a_foreign_plan_that_is_finished_or_closed_is_not_mentioned():
     assert foreign_notice(plan(*[DONE] * 7)) == ""
     assert foreign_notice(close_plan(plan())) == ""
@@ -261,9 +268,9 @@ def test_the_end_report_tells_never_marked_from_not_finished():
     assert end_report(plan(texts=["read it"], was_marked=True)).startswith("plan: 0 of 1 step marked done")
 
 
-def test_the_end_report_of_a_closed_plan_says_so_and_what_was_left():
-    report = end_report(close_plan(plan(DONE, texts=WORDS[:2])))
-    assert report == "plan: 1 of 2 steps marked done; closed; outstanding:\n  s2 [todo] find it"
+def test_of_a_closed_plan_nothing_is_reported_as_outstanding():
+    assert end_report(close_plan(plan(DONE, texts=WORDS[:2]))) == ""
+    assert end_report(close_plan(plan())) == ""
 
 
 @given(states=st.lists(st.sampled_from(StepState), max_size=7))
