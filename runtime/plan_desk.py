@@ -144,8 +144,7 @@ class PlanDesk:
         if current is None or current.closed:
             return None
         self.file.save(close_plan(current))
-        if self._recorded is not None:
-            self._recorded = close_plan(self._recorded)
+        self._recorded = None  # from here on the log says it
         return PlanClosed(task=current.task)
 
     def line(self, *, round: int | None, rounds: int | None, count: Callable[[str], int]) -> str:

@@ -29,7 +29,7 @@ from chapbook.compaction.ledger import (
     start_plan,
     task_key,
 )
-from chapbook.compaction.ledger_file import LedgerFile, Loaded, holder_name
+from chapbook.compaction.ledger_file import LedgerFile, Loaded, find_ledgers, holder_name
 from chapbook.kernels.errors import LedgerError, ToolError
 
 NOON = 1_800_000_000.0  # 2027-01-15 08:00:00 UTC
@@ -262,6 +262,17 @@ def test_what_is_saved_has_no_secret_even_where_the_rules_were_passed_by(tmp_pat
     assert loaded.steps[0].note.startswith("used [redacted:github-token:")
     assert loaded.steps[1].text == "x" * 180 + " [redacted:stripe-k…"  # the mark is longer than what it stands for
     file.check_integrity()
+
+
+def test_a_secret_that_a_person_wrote_into_a_file_is_not_shown(tmp_path):
+    file = file_of(tmp_path)
+    file.save(plan())
+    file.path.write_bytes(file.path.read_bytes().replace(b"step 1", SECRET.encode()))
+    (found,) = find_ledgers(tmp_path)
+    for ledger in (found.ledger, file.load().ledger):
+        assert "redacted" in ledger.steps[0].text
+        assert SECRET not in str(ledger)
+    assert SECRET.encode() in file.path.read_bytes(), "looking changes nothing"
 
 
 def test_a_temporary_file_of_a_killed_writer_is_in_nobodys_way(tmp_path):

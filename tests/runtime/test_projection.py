@@ -4,6 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chapbook.compaction.ledger import Ledger, LedgerStep, StepState, close_plan
 from chapbook.runtime.calls import CallId, LoggedCall
 from chapbook.runtime.chat_format import AppendKind, ChatFormat
 from chapbook.runtime.events import (
@@ -12,7 +13,10 @@ from chapbook.runtime.events import (
     BreakReport,
     HeaderReason,
     IgnoredEvent,
+    LedgerSet,
+    LedgerStepMarked,
     Logged,
+    PlanClosed,
     RequestHeader,
     StepEnd,
     StepStart,
@@ -198,3 +202,14 @@ def test_recovery_brings_a_session_cut_off_anywhere_to_rest(cut):
     assert not plan_recovery(after).needed
     assert after.totals.steps == before.totals.steps
     assert after == project([*logged(A_TURN[:cut]), *logged(events, first=cut)])
+
+
+def test_a_mark_in_an_older_log_of_a_plan_that_only_the_file_has_changes_nothing_and_refuses_nothing():
+    steps = (LedgerStep(id="s1", text="one"),)
+    ledger = Ledger(task="t", key=None, session="one", steps=steps)
+    stray = LedgerStepMarked(id="s1", state=StepState.DONE, note="a1" * 30)
+    closed = state_of(*A_TURN, LedgerSet(ledger=ledger), PlanClosed(task="t"), stray).ledger
+    assert closed == close_plan(ledger)
+    elsewhere = LedgerStepMarked(id="s9", state=StepState.TODO, note="")
+    assert state_of(*A_TURN, LedgerSet(ledger=ledger), elsewhere).ledger == ledger
+    assert state_of(*A_TURN, stray).ledger is None

@@ -73,6 +73,7 @@ def test_a_mark_keeps_what_another_session_of_the_task_marked_meanwhile(rig: Cal
         made.check(first)
         assert states(first) == ["done", "done", "todo"]
         assert "2/3 done" in results_of(first)[-1].content
+        assert notices_of(first) == [], "what others did is told when a session is opened, not at each turn"
 
 
 def test_a_plan_that_a_person_closed_elsewhere_is_not_opened_again_by_a_mark(rig: Callable[..., Any]) -> None:
@@ -166,6 +167,36 @@ def test_two_holders_in_one_workspace_do_not_see_each_others_plan(rig: Callable[
             assert seen in results_of(session)[-1].content
             assert notices_of(session) == []
             assert bool(told) == (holder == "ada")
+
+
+def test_a_plan_that_a_foreign_one_replaced_is_said_to_be_gone_and_the_foreign_one_not_to_be_in_force(
+    rig: Callable[..., Any],
+) -> None:
+    made = rig()
+    with made.open([start(made, "one"), "ok"], settings=settings()) as first:
+        list(first.send(PROMPT))
+    with made.open([start(made, "buy paint", task="Paint"), "ok"], settings=settings()) as second:
+        list(second.send("Count all birds"))
+    with made.open(["ok"], resume=first.id, settings=settings()) as first:
+        list(first.send("go on"))
+        gone, foreign = notices_of(first)
+        assert "no longer stored" in gone
+        assert "A plan of another task is stored" in foreign
+        assert "buy paint" not in gone + foreign
+
+
+def test_a_plan_that_a_person_opened_again_in_the_file_is_marked_in_file_and_log(rig: Callable[..., Any]) -> None:
+    made = rig()
+    with made.open([start(made, "one"), "ok", mark(made, "s1"), "ok"], settings=settings()) as session:
+        list(session.send(PROMPT))
+        session.close_plan()
+        path = session.store.folder / "plan.json"
+        path.write_bytes(path.read_bytes().replace(b'"closed":true', b'"closed":false'))
+        list(session.send("go on"))
+        assert states(session) == ["done"]
+        acts = session.transcript.state.ledger
+        assert acts is not None
+        assert (acts.closed, acts.done_count) == (False, 1)
 
 
 # Files that people and disks change

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -112,6 +113,28 @@ def test_the_ledger_is_that_of_the_holder_and_the_others_are_named_without_their
     assert (told["holder"], told["ledger"]["task"]) == ("painter", "Paint")
     assert [other["path"].rpartition("/")[2] for other in told["others"]] == ["plan.json", "torn.json"]
     assert (workspace / ".chapbook" / "plans" / "torn.json").exists(), "looking moves nothing"
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "newer", "text"])
+def test_a_file_that_is_no_plan_is_named_and_left_where_it_is(run, workspace, kind):
+    save(workspace, holder=None, task="Rename")
+    path = workspace / ".chapbook" / "plan.json"
+    data = path.read_bytes()
+    path.unlink()
+    match kind:
+        case "folder":
+            path.mkdir()
+        case "link":
+            (workspace / "elsewhere").write_bytes(data)
+            path.symlink_to(workspace / "elsewhere")
+        case "newer":
+            path.write_bytes(data.replace(b'"todo"', b'"skipped"'))
+        case _:
+            path.write_bytes(b"\xff\0")
+    shown = run("plan", "status")
+    assert shown.returncode == 0
+    assert shown.stdout == f"{path} is no plan that can be read: the next session moves it aside\n"
+    assert os.path.lexists(path)
 
 
 def test_without_a_ledger_it_says_so(run):
