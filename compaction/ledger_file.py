@@ -130,6 +130,18 @@ class LedgerFile:
             raise self._refusal(error, "set aside") from error
         return path
 
+    def set_aside_of(self, session: str) -> str:
+        """Return the name of the newest file in which a plan that `session` began was set aside; empty for none."""
+        kept = [
+            found.path.name
+            for found in find_ledgers(self._store_folder)
+            if found.path.parent == self.path.parent
+            and found.path.name.startswith(f"{self.path.stem}.set-aside-")
+            and found.ledger is not None
+            and found.ledger.session == session
+        ]
+        return kept[-1] if kept else ""
+
     def check_integrity(self) -> None:
         """Assert that the file is a whole plan of the owner's, or not there, and that no write was left unfinished."""
         assert not list(self.path.parent.glob(f"{TEMPORARY_PREFIX}{self._pid}-*"))

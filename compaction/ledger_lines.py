@@ -68,10 +68,16 @@ def foreign_notice(ledger: Ledger, told: Sequence[str] = ()) -> str:
     )
 
 
-def difference_notice(acts: Ledger | None, stored: Ledger | None) -> str:
-    """Return what is said at a resume where this session's `acts` and the `stored` plan differ; empty where not."""
+def difference_notice(acts: Ledger | None, stored: Ledger | None, *, set_aside: str = "") -> str:
+    """Return what is said at a resume where this session's `acts` and the `stored` plan differ; empty where not.
+
+    `set_aside` names the file in which this session's plan was kept when one of another task took its place.
+    """
     if acts == stored:
         return ""
+    if stored is None and acts is not None and set_aside and not acts.is_finished:
+        head = f"This session's plan was set aside in {set_aside}, since a plan of another task was begun"
+        return _with_steps(f"{head}. plan_start with its steps begins it again: {_head(acts)}", acts.outstanding)
     if stored is None:
         return "The plan that this session recorded is no longer stored: it is not in force."
     if acts is None or (acts.session, acts.task) != (stored.session, stored.task) or _texts(acts) != _texts(stored):
@@ -97,9 +103,9 @@ def end_report(ledger: Ledger | None) -> str:
         return ""
     total = quantity(len(ledger.steps), "step")
     if not ledger.ever_marked:
-        head = f"plan: no step was ever marked ({total})"
+        head = f"no step was ever marked ({total})"
     else:
-        head = f"plan: {ledger.done_count} of {total} marked done"
+        head = f"{ledger.done_count} of {total} marked done"
     return _with_steps(head, ledger.outstanding)
 
 

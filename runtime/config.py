@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from ..kernels.errors import ConfigError, UsageError
-from .config_keys import Config, ModeTable, build_config, known_keys, known_sections, read_value, shown
+from .config_keys import Config, ModeTable, build_config, known_keys, known_sections, read_value, shown, shown_whole
 from .config_trust import is_trusted, needs_trust, record_trust
 from .modes import PLAN_TOOLS, Modes
 
@@ -240,7 +240,7 @@ def _refuse_unknown_mode(loaded: LoadedConfig) -> None:
 def _refuse_untrusted(settings: Mapping[str, Setting], *, workspace: Path) -> None:
     wanting = [each for each in settings.values() if needs_trust(each.key, each.value, workspace=workspace)]
     if wanting:
-        listed = "\n".join(f"  {each.origin}: {each.key} = {shown(each.value)}" for each in wanting)
+        listed = "\n".join(f"  {each.origin}: {each.key} = {shown_whole(each.value)}" for each in wanting)
         raise ConfigError(
             f"{wanting[0].file} comes with the workspace and sets what may run programs, permit tools, or read and "
             f"write elsewhere:\n{listed}\nIf you have read it and agree: chapbook config trust. "

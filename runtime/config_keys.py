@@ -220,9 +220,14 @@ def _lies_inside(path: str) -> bool:
 
 def shown(value: object) -> str:
     """Return a value as TOML would write it, shortened where it is long."""
-    value = AUTO if value is None else value
-    text = msgspec.json.encode(value, enc_hook=str).decode() if not isinstance(value, float) else str(value)
+    text = shown_whole(value)
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+
+
+def shown_whole(value: object) -> str:
+    """Return a value as TOML would write it, however long: where a person is to agree to it."""
+    value = AUTO if value is None else value
+    return msgspec.json.encode(value, enc_hook=str).decode() if not isinstance(value, float) else str(value)
 
 
 def build_config(values: Mapping[str, Any]) -> Config:

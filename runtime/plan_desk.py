@@ -87,7 +87,7 @@ class PlanDesk:
         if self.state().mode != PLAN_MODE:
             return failed("exit_plan_mode is for plan mode, which is not on. Go on with the task itself.")
         if not plan.title:
-            return failed("a plan begins with a # heading. Add one, and submit it again.")
+            return failed("a plan begins with a # heading, one of the first level. Add one, and submit it again.")
         if self.pending_mode.wanted not in (None, PLAN_MODE):
             return failed("plan mode ends with this step, so no other plan is reviewed in it.")
         if self.review is None:
@@ -159,7 +159,13 @@ class PlanDesk:
         stored, told = self._seen(every=True), self.notices()
         foreign = stored if stored is not None and self._relation(stored) is Relation.DIFFERENT else None
         acts = self._acts
-        difference = "" if acts is None else difference_notice(acts, None if foreign is not None else stored)
+        difference = (
+            ""
+            if acts is None
+            else difference_notice(
+                acts, None if foreign is not None else stored, set_aside=self.file.set_aside_of(self.session)
+            )
+        )
         if any(difference in text for text in told):
             difference = ""
         mention = "" if foreign is None else foreign_notice(foreign, told)

@@ -284,7 +284,10 @@ class Session:
         mode = parts.modes.get(parts.pending_mode.wanted or self.mode)
         names = [tool.name for tool in parts.runner.offered_in(mode)]
         if choice is not None and choice.kind is ChoiceKind.NAMED and choice.name not in names:
-            raise UsageError(f"there is no tool {choice.name!r} to choose; there are {', '.join(names)}")
+            why = f"there is no tool {choice.name!r}"
+            if mode is not None and choice.name in parts.runner.offered_names:
+                why = f"mode {mode.name} does not allow {choice.name!r}"
+            raise UsageError(f"{why} to choose; there are {', '.join(names)}")
         if choice is not None and choice.kind is ChoiceKind.REQUIRED and not names:
             raise UsageError("a call is required, and there is no tool that may be called; use auto")
 

@@ -91,7 +91,8 @@ def show_plan(
 ) -> None:
     """Show a plan as it was submitted on standard output, and what became of it on standard error."""
     store = open_place(options).store
-    one = _chosen(store, _found(store).plans, which, seq)
+    found = _found(store).plans
+    one = _chosen(store, found, which, seq)
     if as_json:
         print_json({**_for_programs(one), "text": one.plan.exchange.text})
         return
@@ -104,7 +105,13 @@ def show_plan(
     ends_line = exchange.text.endswith("\n") or not sys.stdout.isatty()
     sys.stdout.write(visible_unless_piped(exchange.text) + ("" if ends_line else "\n"))
     sys.stdout.flush()
-    sys.stderr.write(f"this plan is {_status(one.plan)}{_MEANING.get(one.plan.status, '')}\n")
+    verdict = one.plan.exchange.verdict
+    was = f"; it had been {verdict}" if verdict is not None and one.plan.exchange.closed_seq is not None else ""
+    sys.stderr.write(f"this plan is {_status(one.plan)}{_MEANING.get(one.plan.status, '')}{was}\n")
+    for other in _same_bytes(found, one):
+        exchange = other.plan.exchange
+        said = f"the same bytes: {_status(other.plan)}, session {exchange.session}, seq {exchange.seq}"
+        sys.stderr.write(visible_line(said) + "\n")
 
 
 @plan.command("status")
@@ -164,6 +171,12 @@ def _chosen(store: Store, found: tuple[StoredPlan, ...], which: str, seq: int | 
     raise UsageError(f"session {session} submitted no plan {where}" + (f"; it did at {seqs}" if seqs else ""))
 
 
+def _same_bytes(found: tuple[StoredPlan, ...], one: StoredPlan) -> list[StoredPlan]:
+    """Return the other submissions of what was submitted."""
+    artifact = one.plan.exchange.artifact
+    return [each for each in found if each is not one and artifact and each.plan.exchange.artifact == artifact]
+
+
 def _status(one: Plan) -> str:
     by = one.superseded_by
     return one.status.value if by is None else f"{one.status.value} by seq {by.seq}"
@@ -181,6 +194,7 @@ def _for_programs(one: StoredPlan) -> dict[str, Any]:
         "size_bytes": exchange.size_bytes,
         "feedback": one.plan.verdict_line,
         "superseded_by": by and {"session": by.session, "seq": by.seq},
+        "verdict": exchange.verdict,
         "closed_seq": exchange.closed_seq,
         "outline": one.plan.outline,
     }

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..config import trust_workspace_file, user_config_file
-from ..config_keys import shown
+from ..config_keys import shown, shown_whole
 from .opening import open_place, resolve_workspace
 from .options import PlaceOptions, takes
 from .terminal import print_columns, print_json, visible_line
@@ -52,6 +52,6 @@ def trust(context: typer.Context, *, options: PlaceOptions) -> None:
     workspace = resolve_workspace(named.workspace)
     settings = trust_workspace_file(workspace=workspace, user_file=user_config_file(os.environ))
     for setting in settings:
-        sys.stdout.write(visible_line(f"{setting.origin}: {setting.key} = {shown(setting.value)}") + "\n")
+        sys.stdout.write(visible_line(f"{setting.origin}: {setting.key} = {shown_whole(setting.value)}") + "\n")
     what = "these settings take effect from now on" if settings else "it sets nothing that would have needed it"
     sys.stdout.write(f"trusted; {what}, until the file is changed\n")

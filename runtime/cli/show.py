@@ -91,7 +91,7 @@ class HumanView:
             case ToolFinished():
                 self._show_result(event)
             case NoticeGiven(producer=producer, text=text):
-                self.note(f"{producer}: {clipped(visible_line(text), MOST_NOTICE_CHARS)}")
+                self._show_notice(producer, text, in_lines=producer == "plan" and not event.to_model)
             case StepEnded(step=step, usage=usage):
                 self._show_usage(step, usage)
             case TurnEnded():
@@ -158,6 +158,13 @@ class HumanView:
         room = max(20, self._err.width - len(outcome) - len(who) - 8)
         shown = clipped(visible_line(what), min(room, 200))
         self._line(f"{who} {shown} → {outcome}", BAD if event.is_error else QUIET)
+
+    def _show_notice(self, producer: str, text: str, *, in_lines: bool) -> None:
+        """Show a notice in one line, or where its lines are ours (a report on a plan) each as one."""
+        first, *rest = text.split("\n") if in_lines else [text]
+        self.note(f"{producer}: {clipped(visible_line(first), MOST_NOTICE_CHARS)}")
+        for line in rest:
+            self.note(f"  {clipped(visible_line(line), MOST_NOTICE_CHARS)}")
 
     def _show_usage(self, step: int, usage: StepUsage) -> None:
         self._usages.append(usage)

@@ -256,16 +256,16 @@ def test_where_the_file_has_another_plan_or_none_a_notice_says_so():
 def test_the_end_report_lists_what_is_outstanding():
     ledger = mark_step(plan(*[DONE] * 5), id="s7", state=BLOCKED, note="no rights").ledger
     assert end_report(ledger) == (
-        "plan: 5 of 7 steps marked done; outstanding:\n  s6 [todo] update README\n  s7 [blocked] commit (no rights)"
+        "5 of 7 steps marked done; outstanding:\n  s6 [todo] update README\n  s7 [blocked] commit (no rights)"
     )
-    assert end_report(plan(*[DONE] * 7)) == "plan: 7 of 7 steps marked done"
+    assert end_report(plan(*[DONE] * 7)) == "7 of 7 steps marked done"
 
 
 def test_the_end_report_tells_never_marked_from_not_finished():
     assert end_report(plan(texts=["read it"])) == (
-        "plan: no step was ever marked (1 step); outstanding:\n  s1 [todo] read it"
+        "no step was ever marked (1 step); outstanding:\n  s1 [todo] read it"
     )
-    assert end_report(plan(texts=["read it"], was_marked=True)).startswith("plan: 0 of 1 step marked done")
+    assert end_report(plan(texts=["read it"], was_marked=True)).startswith("0 of 1 step marked done")
 
 
 def test_of_a_closed_plan_nothing_is_reported_as_outstanding():

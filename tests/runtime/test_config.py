@@ -472,3 +472,15 @@ def test_the_documentation_has_every_key_with_its_values_and_default() -> None:
         return "auto" if default is None else msgspec.json.encode(default).decode()
 
     assert documented_keys() == {name: (key.expected, written(key.default)) for name, key in known_keys().items()}
+
+
+def test_what_needs_trust_is_shown_whole_whatever_its_length(
+    tmp_path: Path,
+) -> None:
+    guidance = "Answer briefly. " * 40
+    (tmp_path / "chapbook.toml").write_text(
+        f'[[modes]]\nname = "reading"\nguidance = "{guidance}"\ntools = ["read", "bash"]\n'
+    )
+    with pytest.raises(ConfigError) as refused:
+        load_config(workspace=tmp_path, user_file=tmp_path / "none" / "config.toml", flags={})
+    assert '"tools":["read","bash"]' in str(refused.value)

@@ -169,7 +169,7 @@ def test_two_holders_in_one_workspace_do_not_see_each_others_plan(rig: Callable[
             assert bool(told) == (holder == "ada")
 
 
-def test_a_plan_that_a_foreign_one_replaced_is_said_to_be_gone_and_the_foreign_one_not_to_be_in_force(
+def test_a_plan_that_a_foreign_one_replaced_is_said_to_be_set_aside_and_the_foreign_one_not_to_be_in_force(
     rig: Callable[..., Any],
 ) -> None:
     made = rig()
@@ -180,7 +180,7 @@ def test_a_plan_that_a_foreign_one_replaced_is_said_to_be_gone_and_the_foreign_o
     with made.open(["ok"], resume=first.id, settings=settings()) as first:
         list(first.send("go on"))
         gone, foreign = notices_of(first)
-        assert "no longer stored" in gone
+        assert "set aside in plan.set-aside-" in gone
         assert "A plan of another task is stored" in foreign
         assert "buy paint" not in gone + foreign
 

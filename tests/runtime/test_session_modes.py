@@ -126,7 +126,7 @@ def test_a_choice_is_judged_by_the_mode_in_which_the_turn_begins(rig: Callable[.
         assert (made.workspace / "a.txt").exists()
         before = len(events_of(session))
         session.set_mode("plan")
-        with pytest.raises(UsageError, match="no tool 'write' to choose"):
+        with pytest.raises(UsageError, match="mode plan does not allow 'write' to choose"):
             session.send("again", choice=named)
         session.set_mode("mute")
         with pytest.raises(UsageError, match="a call is required"):
