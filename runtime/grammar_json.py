@@ -118,7 +118,9 @@ class SchemaRules:
     def object_of(self, schema: Schema, *, known: Mapping[str, Sequence[str]]) -> str:
         """Return a reference to the rule of an object in braces."""
         more = value_schema(schema)
-        if schema.get("properties") or more is None:
+        # Named members that are none, and nothing said of others: what a tool without parameters takes.
+        takes_none = "properties" in schema and "additionalProperties" not in schema
+        if schema.get("properties") or more is None or takes_none:
             members = self.members(schema, known=known, lead=self._key)
             body = arrange(self.rules, "object", members, separator=_COMMA)
             return self.rules.add("object", _in_brackets("{", body, "}"))

@@ -105,9 +105,9 @@ class ModeNotice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-def refusal_of(mode: Mode, tool: str) -> str:
-    """Return what the model reads where a call is not allowed in the mode in force."""
-    allowed = ", ".join(mode.allowed) or "nothing"
+def refusal_of(mode: Mode, tool: str, *, known_tools: Sequence[str]) -> str:
+    """Return what the model reads where a call is not allowed in the mode in force; only `known_tools` are named."""
+    allowed = ", ".join(name for name in mode.allowed if name in known_tools) or "nothing"
     return f"not run: mode {mode.name} does not allow {tool}; it allows {allowed}"
 
 

@@ -18,13 +18,14 @@ from ..compaction.ledger import (
     close_plan,
     mark_step,
     relation,
+    shown,
     start_plan,
     task_key,
 )
 from ..compaction.ledger_file import LedgerFile
 from ..compaction.ledger_lines import difference_notice, end_report, foreign_notice, ledger_line, status_text
 from ..compaction.plans import PlanVerdict, heading_of, strip_reminders
-from ..kernels.errors import ArtifactError, LedgerError
+from ..kernels.errors import ArtifactError, LedgerError, UsageError
 from .calls import CallId
 from .events import (
     Event,
@@ -139,10 +140,18 @@ class PlanDesk:
         return () if current is None else current.markable_ids
 
     def close(self) -> PlanClosed | None:
-        """End the plan in force, as a person asked; None where there is none. Raises LedgerError."""
+        """End the plan in force, as a person asked; None where there is none.
+
+        Raises LedgerError, and UsageError where nothing tells yet whether the stored plan is of this session's task.
+        """
         current = self._own()
         if current is None or current.closed:
             return None
+        if not self._prompt and current.session != self.session:
+            raise UsageError(
+                f"the stored plan, {shown(current.task, limit=120)}, was begun by session {current.session}, and this "
+                "one has no task yet: resume that session to close it"
+            )
         self.file.save(close_plan(current))
         self._recorded = None  # from here on the log says it
         return PlanClosed(task=current.task)

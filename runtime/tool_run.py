@@ -278,7 +278,7 @@ class CallRunner:
             raise ToolDenied(self.withheld[tool.name])
         mode = self.mode()
         if mode is not None and not mode.allows(tool.name):
-            raise ToolDenied(refusal_of(mode, tool.name))
+            raise ToolDenied(refusal_of(mode, tool.name, known_tools=self.catalogue.names))
         checked = check_arguments(tool.schema, call.arguments)
         ready = LoggedCall(id=call.id, name=call.name, arguments=checked.arguments, coerced=checked.coerced)
         self._require_permission(tool, ready)

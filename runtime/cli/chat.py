@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "/help": "what can be typed here",
-    "/plan": "plan mode from the next message on; with a text, that is the message. /plan off, /plan done end it",
+    "/plan": "plan mode from the next message on, or with that text; /plan off leaves it, /plan done closes the plan",
     "/mode": "the mode in force, and those there are; /mode NAME asks for one",
     "/tokens": "the window by kind of segment, and the budgets",
     "/log": "the last events of the session's log, and where it is",

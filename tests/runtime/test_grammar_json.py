@@ -65,6 +65,16 @@ def test_up_to_five_properties_come_in_any_order_and_none_twice(matcher):
     assert not matcher.accepts(gbnf, '{"c": null, "f": null}')
 
 
+def test_who_takes_no_arguments_is_given_none_and_an_object_of_anything_stays_one(matcher):
+    none = grammar_of({"type": "object", "properties": {}})
+    assert matcher.accepts(none, "{}")
+    assert not matcher.accepts(none, '{"a": 1}')
+    anything = grammar_of({"type": "object"})
+    named = grammar_of({"type": "object", "properties": {}, "additionalProperties": {"type": "integer"}})
+    for gbnf in (anything, named):
+        assert matcher.accepts(gbnf, '{"a": 1}')
+
+
 @pytest.mark.parametrize("character", [chr(code) for code in (1, 7, 8, 9, 10, 13, 27, 31)])
 def test_a_raw_control_character_never_passes_in_a_string(matcher, character):
     gbnf = one({"type": "string"})

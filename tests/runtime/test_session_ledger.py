@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from chapbook.compaction.ledger import StepState
 from chapbook.compaction.ledger_file import LedgerFile
-from chapbook.kernels.errors import LedgerError
+from chapbook.kernels.errors import LedgerError, UsageError
 from chapbook.runtime.chat_format import Shape
 from chapbook.runtime.events import Notice, ToolResult
 from chapbook.runtime.log_reading import read_log
@@ -286,11 +285,9 @@ def test_what_was_asked_for_before_the_task_was_known_does_not_make_a_foreign_pl
         list(first.send(PROMPT))
     path = first.store.folder / "plan.json"
     with made.open([made.call("plan_status"), "ok"], settings=settings()) as second:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(LedgerFile, "save", lambda file, _ledger: refused_by(file))
-            with suppress(LedgerError):
-                second.close_plan()
         before = path.read_bytes()
+        with pytest.raises(UsageError):
+            second.close_plan()
         list(second.send("Count all birds"))
         assert "there is no plan" in results_of(second)[-1].content
         assert path.read_bytes() == before

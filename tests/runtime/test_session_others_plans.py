@@ -1,10 +1,13 @@
-"""A session whose plan another one set aside is told where it is, and what was left of it."""
+"""Two sessions with a plan each in one workspace: neither loses its own without a word, nor ends the other's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from chapbook.kernels.errors import UsageError
 from chapbook.runtime.events import Notice
 from chapbook.runtime.log_reading import read_log
 
@@ -29,3 +32,14 @@ def test_a_resume_names_the_file_of_a_plan_that_was_set_aside_and_the_steps_that
     assert "s2 [todo] paint it" in notice
     assert "red paint" not in notice
     assert "no longer stored" not in "".join(told)
+
+
+def test_a_session_that_has_no_task_yet_closes_no_plan_of_another_one(rig: Callable[..., Any]) -> None:
+    made = rig()
+    started = made.call("plan_start", task="Paint the fence", steps=["buy red paint"])
+    with made.open([started, "ok"]) as first:
+        list(first.send("Paint the fence"))
+    with made.open(["ok"]) as second, pytest.raises(UsageError, match=f"begun by session {first.id}"):
+        second.close_plan()
+    with made.open([], resume=first.id) as first:
+        assert first.close_plan() == "Paint the fence"
